@@ -4,8 +4,8 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "client/weftctl/commands.h"
@@ -57,45 +57,60 @@ const char* Describe(const log::SeenManifest& first,
   return first.etag != second.etag ? "alive" : "silent";
 }
 
+absl::StatusOr<json> ReadLogs(log::StateBucket& bucket) {
+  WEFT_ASSIGN_OR_RETURN(const std::vector<int> logs, bucket.ListLogs());
+  const int num_logs = logs.back() + 1;
+  const absl::Time start = SteadyNow();
+  const auto first = log::LookAtManifests(*bucket.objects(), num_logs);
+  std::vector<Tail> tails(num_logs);
+  for (const int log : logs) {
+    WEFT_RETURN_IF_ERROR(bucket.SelectLog(log));
+    WEFT_RETURN_IF_ERROR(log::ReadSteadily(
+        bucket, [&](const std::optional<log::SnapshotFile>& snapshot) {
+          return ReadTail(bucket, snapshot, &tails[log]);
+        }));
+  }
+  absl::SleepFor(start + kBetweenLooks - SteadyNow());
+  const auto second = log::LookAtManifests(*bucket.objects(), num_logs);
+  json rows = json::array();
+  for (const int log : logs) {
+    WEFT_RETURN_IF_ERROR(first[log].status());
+    WEFT_RETURN_IF_ERROR(second[log].status());
+    const log::Manifest& manifest = second[log]->manifest;
+    rows.push_back({{"log", log},
+                    {"epoch", manifest.epoch},
+                    {"owner", manifest.owner.name},
+                    {"address", manifest.owner.address},
+                    {"state", Describe(*first[log], *second[log])},
+                    {"snapshot", tails[log].first_sequence - 1},
+                    {"records", tails[log].records},
+                    {"bytes", tails[log].bytes}});
+  }
+  return rows;
+}
+
 absl::Status List(const Session& session) {
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<store::ObjectStore> objects,
                         store::OpenStore(session.arguments.word(0), nullptr));
   WEFT_ASSIGN_OR_RETURN(
       const std::unique_ptr<log::StateBucket> bucket,
       log::StateBucket::Open(std::move(objects), std::nullopt, false));
-  const absl::Time start = SteadyNow();
-  WEFT_ASSIGN_OR_RETURN(const log::SeenManifest first,
-                        log::LookAtManifest(*bucket->objects()));
-  Tail tail;
-  WEFT_RETURN_IF_ERROR(log::ReadSteadily(
-      *bucket, [&](const std::optional<log::SnapshotFile>& snapshot) {
-        return ReadTail(*bucket, snapshot, &tail);
-      }));
-  absl::SleepFor(start + kBetweenLooks - SteadyNow());
-  WEFT_ASSIGN_OR_RETURN(const log::SeenManifest second,
-                        log::LookAtManifest(*bucket->objects()));
-  const log::Manifest& manifest = second.manifest;
-  const char* state = Describe(first, second);
+  WEFT_ASSIGN_OR_RETURN(const json logs, ReadLogs(*bucket));
   if (session.json) {
-    session.out << json::array({{{"log", 0},
-                                 {"epoch", manifest.epoch},
-                                 {"owner", manifest.owner.name},
-                                 {"address", manifest.owner.address},
-                                 {"state", state},
-                                 {"snapshot", tail.first_sequence - 1},
-                                 {"records", tail.records},
-                                 {"bytes", tail.bytes}}})
-                       .dump(-1, ' ', false, json::error_handler_t::replace)
+    session.out << logs.dump(-1, ' ', false, json::error_handler_t::replace)
                 << "\n";
     return absl::OkStatus();
   }
-  PrintTable(
-      {{"LOG", "EPOCH", "OWNER", "ADDRESS", "STATE", "SNAPSHOT", "RECORDS",
-        "BYTES"},
-       {"0", absl::StrCat(manifest.epoch), manifest.owner.name,
-        manifest.owner.address, state, absl::StrCat(tail.first_sequence - 1),
-        absl::StrCat(tail.records), FormatBytes(tail.bytes)}},
-      session.out);
+  std::vector<Row> rows = {{"LOG", "EPOCH", "OWNER", "ADDRESS", "STATE",
+                            "SNAPSHOT", "RECORDS", "BYTES"}};
+  for (const json& log : logs) {
+    rows.push_back(
+        {log["log"].dump(), log["epoch"].dump(),
+         log["owner"].get<std::string>(), log["address"].get<std::string>(),
+         log["state"].get<std::string>(), log["snapshot"].dump(),
+         log["records"].dump(), FormatBytes(log["bytes"].get<uint64_t>())});
+  }
+  PrintTable(rows, session.out);
   return absl::OkStatus();
 }
 
@@ -103,8 +118,9 @@ absl::Status List(const Session& session) {
 
 std::vector<Command> FleetCommands() {
   return {{.name = "fleet list",
-           .help = "who has the state of a store, whether its owner is alive, "
-                   "and what a start would replay",
+           .help =
+               "who has each log of a state in a store, whether the owner is "
+               "alive, and what a start would replay",
            .run = List,
            .words = {"s3://BUCKET/PREFIX"},
            .offline = true}};

@@ -1,5 +1,8 @@
 // Commands on weftd's state. Most need no server: they read and copy the folder
-// of --state-dir, on the machine that has it, or the store of --state.
+// of --state-dir, on the machine that has it, or a log in the store of --state.
+#include <algorithm>
+#include <climits>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -41,26 +44,52 @@ bool IsStore(const std::string& place) {
   return absl::StrContains(place, "://");
 }
 
-// Opens a folder or a store to read it.
-absl::StatusOr<std::unique_ptr<log::State>> OpenToRead(
-    const std::string& place) {
-  if (!IsStore(place)) return log::StateFolder::OpenToRead(place);
+FlagSpec LogFlag() {
+  return {"log", "N", "log to read of a store that has several", ""};
+}
+
+// Opens a store to read the log of --log, by default the only one.
+absl::StatusOr<std::unique_ptr<log::State>> OpenLogToRead(
+    const std::string& url, const Arguments& arguments) {
+  std::optional<int> number;
+  if (arguments.Has("log")) {
+    WEFT_ASSIGN_OR_RETURN(const int64_t log, arguments.GetInt("log"));
+    number = static_cast<int>(std::min<int64_t>(log, INT_MAX));
+  }
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<store::ObjectStore> objects,
-                        store::OpenStore(place, nullptr));
-  return log::StateBucket::Open(std::move(objects), std::nullopt, false);
+                        store::OpenStore(url, nullptr));
+  WEFT_ASSIGN_OR_RETURN(
+      std::unique_ptr<log::StateBucket> bucket,
+      log::StateBucket::Open(std::move(objects), std::nullopt, false));
+  const absl::Status selected = bucket->SelectLog(number);
+  if (absl::IsFailedPrecondition(selected)) {
+    return UsageError(absl::StrCat(selected.message(), " with --log"));
+  }
+  WEFT_RETURN_IF_ERROR(selected);
+  return bucket;
+}
+
+// Opens the first place of the command, a folder or a store, to read it.
+absl::StatusOr<std::unique_ptr<log::State>> OpenToRead(const Session& session) {
+  const std::string& place = session.arguments.word(0);
+  if (IsStore(place)) return OpenLogToRead(place, session.arguments);
+  if (session.arguments.Has("log")) {
+    return UsageError("--log: a folder has one log, without a number");
+  }
+  return log::StateFolder::OpenToRead(place);
 }
 
 absl::Status CopyState(const Session& session) {
   const std::string& from = session.arguments.word(0);
   const std::string& to = session.arguments.word(1);
-  if (!IsStore(from) && !IsStore(to)) {
+  if (!IsStore(from) && !IsStore(to) && !session.arguments.Has("log")) {
     WEFT_ASSIGN_OR_RETURN(const log::BackupReport report,
                           log::BackUp(from, to));
     Print(session, {{"files", report.files}, {"bytes", report.bytes}});
     return absl::OkStatus();
   }
   WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<log::State> source,
-                        OpenToRead(from));
+                        OpenToRead(session));
   log::CopyReport report;
   if (IsStore(to)) {
     WEFT_ASSIGN_OR_RETURN(std::unique_ptr<store::ObjectStore> objects,
@@ -76,9 +105,9 @@ absl::Status CopyState(const Session& session) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<json> ReadState(const std::string& place) {
+absl::StatusOr<json> ReadState(const Session& session) {
   WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<log::State> state,
-                        OpenToRead(place));
+                        OpenToRead(session));
   WEFT_ASSIGN_OR_RETURN(const log::StateReport report,
                         log::VerifyState(*state));
   return json{{"adapters", report.adapters},
@@ -89,7 +118,7 @@ absl::StatusOr<json> ReadState(const std::string& place) {
 }
 
 absl::Status Verify(const Session& session) {
-  WEFT_ASSIGN_OR_RETURN(const json state, ReadState(session.arguments.word(0)));
+  WEFT_ASSIGN_OR_RETURN(const json state, ReadState(session));
   Print(session, state);
   return absl::OkStatus();
 }
@@ -97,7 +126,7 @@ absl::Status Verify(const Session& session) {
 absl::Status Restore(const Session& session) {
   // Checks the backup before copying it, because the copy of a damaged backup
   // would look like a good state.
-  const absl::StatusOr<json> state = ReadState(session.arguments.word(0));
+  const absl::StatusOr<json> state = ReadState(session);
   return state.ok() ? CopyState(session) : state.status();
 }
 
@@ -146,17 +175,20 @@ std::vector<Command> StateCommands() {
            "each place is a folder or s3://BUCKET/PREFIX",
        .run = CopyState,
        .words = {"FROM", "TO"},
+       .flags = {LogFlag()},
        .offline = true},
       {.name = "state verify",
        .help = "reads all of a state or of a backup, in a folder or a store",
        .run = Verify,
        .words = {"PLACE"},
+       .flags = {LogFlag()},
        .offline = true},
       {.name = "state restore",
        .help =
            "verifies a backup and copies it to a new --state-dir or --state",
        .run = Restore,
        .words = {"BACKUP", "TO"},
+       .flags = {LogFlag()},
        .offline = true},
       {.name = "state probe",
        .help =

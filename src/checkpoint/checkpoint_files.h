@@ -2,7 +2,7 @@
 // (disk_checkpoints.h) or in an object store (object_checkpoints.h).
 //
 // Errors of all functions: those of durable_folder.h or of object_store.h;
-// ABORTED if a later owner of the state has written the checkpoint;
+// ABORTED if a later owner of the log has written the checkpoint;
 // RESOURCE_EXHAUSTED with the reason CHECKPOINT_STORE_UNREACHABLE.
 // Threads: one at a time. The functions block on the disk or the store.
 #ifndef WEFT_SRC_CHECKPOINT_CHECKPOINT_FILES_H_

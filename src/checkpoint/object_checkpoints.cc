@@ -58,10 +58,10 @@ absl::Status Exists(const CheckpointName& name) {
 absl::Status ObjectCheckpoints::Write(const CheckpointName& name,
                                       const DurableFolder& folder,
                                       uint64_t /*bytes*/, bool overwrite) {
-  FolderManifest manifest{
-      .fields = folder.fields,
-      .place = absl::StrCat("e", epoch_, "-", num_places_++),
-      .epoch = epoch_};
+  FolderManifest manifest{.fields = folder.fields,
+                          .place = NewPlace(),
+                          .log = log_,
+                          .epoch = epoch_};
   for (const auto& [file, contents] : folder.files) {
     manifest.files.push_back(DescribeFile(file, contents));
   }
@@ -100,6 +100,11 @@ absl::Status ObjectCheckpoints::WriteObjects(const CheckpointName& name,
   return absl::OkStatus();
 }
 
+std::string ObjectCheckpoints::NewPlace() {
+  const std::string log = log_ == 0 ? "" : absl::StrCat("l", log_, "-");
+  return absl::StrCat(log, "e", epoch_, "-", num_places_++);
+}
+
 absl::StatusOr<ObjectCheckpoints::Stored> ObjectCheckpoints::ReadManifest(
     const CheckpointName& name) const {
   absl::StatusOr<store::Object> object =
@@ -120,10 +125,9 @@ absl::StatusOr<ObjectCheckpoints::Stored> ObjectCheckpoints::ReadManifest(
 absl::Status ObjectCheckpoints::WriteManifest(const CheckpointName& name,
                                               const FolderManifest& manifest,
                                               const Stored& before) {
-  if (before.manifest.epoch > epoch_) {
-    return absl::AbortedError(
-        absl::StrCat("a later owner of the state has written checkpoint \"",
-                     name.name, "\""));
+  if (before.manifest.log == log_ && before.manifest.epoch > epoch_) {
+    return absl::AbortedError(absl::StrCat(
+        "a later owner of the log has written checkpoint \"", name.name, "\""));
   }
   WEFT_RETURN_IF_ERROR(check_owner_());
   const std::string bytes = EncodeManifest(manifest);
@@ -218,6 +222,7 @@ absl::Status ObjectCheckpoints::ReplaceFields(const CheckpointName& name,
   WEFT_ASSIGN_OR_RETURN(const Stored stored, ReadManifest(name));
   FolderManifest manifest = stored.manifest;
   manifest.fields = fields;
+  manifest.log = log_;
   manifest.epoch = epoch_;
   return AsResult(WriteManifest(name, manifest, stored));
 }

@@ -5,8 +5,9 @@
 //
 // A write puts the files into a place of their own, then the manifest, which
 // names the place, and then removes the files of the manifest before it. So a
-// crash leaves at most files that no manifest names. A manifest has its
-// writer's epoch, and no earlier owner of the state replaces it.
+// crash leaves at most files that no manifest names. All logs of the state
+// share the checkpoints. A manifest has its writer's log and epoch, and no
+// earlier owner of that log replaces it.
 #ifndef WEFT_SRC_CHECKPOINT_OBJECT_CHECKPOINTS_H_
 #define WEFT_SRC_CHECKPOINT_OBJECT_CHECKPOINTS_H_
 
@@ -25,15 +26,17 @@ namespace weft::checkpoint {
 
 class ObjectCheckpoints : public CheckpointFiles {
  public:
-  // `epoch` is that of the state's owner, which no other object has, so the
-  // names of places are this object's own. `check_owner` asks the store whether
-  // the owner still has the state; it is called before a checkpoint changes.
+  // `log` and `epoch` are those of the log's owner, and no other object has
+  // both, so the names of places are this object's own. `check_owner` asks the
+  // store whether the owner still has the log; it is called before a checkpoint
+  // changes.
   // `store` outlives the object and the files that Open returns. Write waits
   // for a store that is away, for `patience`.
-  ObjectCheckpoints(store::ObjectStore* store, uint64_t epoch,
+  ObjectCheckpoints(store::ObjectStore* store, uint64_t log, uint64_t epoch,
                     std::function<absl::Status()> check_owner,
                     absl::Duration patience = absl::Minutes(1))
       : store_(*store),
+        log_(log),
         epoch_(epoch),
         check_owner_(std::move(check_owner)),
         patience_(patience) {}
@@ -76,7 +79,11 @@ class ObjectCheckpoints : public CheckpointFiles {
   // What stays is only room: no manifest names it.
   void RemoveFiles(const CheckpointName& name, const FolderManifest& manifest);
 
+  // Returns the name of a place that no other object uses.
+  std::string NewPlace();
+
   store::ObjectStore& store_;
+  const uint64_t log_;
   const uint64_t epoch_;
   const std::function<absl::Status()> check_owner_;
   const absl::Duration patience_;

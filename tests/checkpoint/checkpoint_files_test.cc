@@ -40,7 +40,7 @@ class CheckpointFilesTest : public ::testing::TestWithParam<bool> {
   CheckpointFilesTest() {
     if (GetParam()) {
       files_ = std::make_unique<ObjectCheckpoints>(
-          &store_, 1, [] { return absl::OkStatus(); });
+          &store_, 0, 1, [] { return absl::OkStatus(); });
     } else {
       files_ = std::make_unique<DiskCheckpoints>(folder_.path());
     }
@@ -128,8 +128,11 @@ INSTANTIATE_TEST_SUITE_P(, CheckpointFilesTest, ::testing::Bool(),
 
 class ObjectCheckpointsTest : public ::testing::Test {
  protected:
-  ObjectCheckpoints Of(uint64_t epoch) {
-    return {&store_, epoch, [this] { return owner_; }, patience_};
+  ObjectCheckpoints Of(uint64_t epoch, uint64_t log = 0) {
+    return {&store_, log, epoch, [this] { return owner_; }, patience_};
+  }
+  json Manifest() {
+    return json::parse(objects_.objects.at("checkpoints/a/one").bytes);
   }
 
   MemoryObjects objects_;
@@ -154,6 +157,34 @@ TEST_F(ObjectCheckpointsTest, AnEarlierOwnerReplacesNothing) {
   EXPECT_THAT(Of(3).Write({"a", "two"}, Folder("w", 1), 1, false),
               IsStatus(absl::StatusCode::kAborted, "another has it"));
   EXPECT_EQ(Of(3).Read(kName)->fields, json({{"step", 3}}));
+}
+
+TEST_F(ObjectCheckpointsTest, AnEpochCountsWithinItsLog) {
+  ASSERT_THAT(Of(9).Write(kName, Folder("zero", 1), 4, false), IsOk());
+  EXPECT_FALSE(Manifest().contains("log"));
+  // The adapter's name went to another log.
+  ASSERT_THAT(Of(2, 1).Write(kName, Folder("one", 2), 3, true), IsOk());
+  EXPECT_EQ(Manifest()["log"], 1);
+  EXPECT_THAT(Of(1, 1).Write(kName, Folder("old", 3), 3, true),
+              IsStatus(absl::StatusCode::kAborted, "later owner"));
+  EXPECT_EQ(Of(1).Read(kName)->files, Folder("one", 2).files);
+  ASSERT_THAT(Of(1, 10).ReplaceFields(kName, {{"step", 4}}), IsOk());
+  EXPECT_EQ(Manifest()["log"], 10);
+  // And back: a manifest without a log is of log 0.
+  ASSERT_THAT(Of(1).Write(kName, Folder("back", 5), 4, true), IsOk());
+  EXPECT_FALSE(Manifest().contains("log"));
+  EXPECT_THAT(Of(0).ReplaceFields(kName, {}),
+              IsStatus(absl::StatusCode::kAborted, "later owner"));
+}
+
+TEST_F(ObjectCheckpointsTest, OwnersOfTwoLogsUseNoPlaceOfEachOther) {
+  ASSERT_THAT(Of(1).Write(kName, Folder("zero", 1), 4, false), IsOk());
+  EXPECT_EQ(Manifest()["place"], "e1-0");
+  ASSERT_THAT(Of(1, 1).Write(kName, Folder("one", 2), 3, true), IsOk());
+  EXPECT_EQ(Of(1).Read(kName)->files, Folder("one", 2).files);
+  ASSERT_THAT(Of(1, 11).Write(kName, Folder("more", 3), 4, true), IsOk());
+  EXPECT_EQ(Of(1).Read(kName)->files, Folder("more", 3).files);
+  EXPECT_THAT(objects_.objects, SizeIs(3));  // Nothing is left of the others.
 }
 
 TEST_F(ObjectCheckpointsTest, AnAnswerThatIsLostIsFound) {

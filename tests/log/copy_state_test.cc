@@ -123,14 +123,15 @@ class CopyStateTest : public testing::Test {
         StateBucket::Open(std::make_unique<MemoryStore>(objects), kModel, false)
             .value();
     const Instance self = {.name = "daemon", .process = "1"};
-    LogWatch watch(self, patience, absl::InfiniteDuration());
-    EXPECT_THAT(bucket->TryTake(self, &watch), IsOkAndHolds(true));
+    std::vector<LogWatch> watches(
+        1, LogWatch(self, patience, absl::InfiniteDuration()));
+    EXPECT_THAT(bucket->TryTake(self, &watches), IsOkAndHolds(true));
     return bucket;
   }
 
   static SeenManifest Seen(MemoryObjects* objects) {
     MemoryStore store(objects);
-    return LookAtManifest(store).value();
+    return LookAtManifest(store, LogKeys()).value();
   }
 
   static absl::StatusOr<CopyReport> ToStore(const State& from,
@@ -217,7 +218,7 @@ TEST_F(CopyStateTest, AnOwnerOfACopyMakesNoImageOfTheSourceAgainAndCutsThem) {
     Own(&objects, absl::ZeroDuration());
     Manifest manifest = Seen(&objects).manifest;
     manifest.epoch = epoch;
-    objects.objects[kManifestKey].bytes = EncodeManifest(manifest);
+    objects.objects[LogKeys().Manifest()].bytes = EncodeManifest(manifest);
     const std::unique_ptr<StateBucket> source =
         Own(&objects, absl::ZeroDuration());
     Server server(source.get());
@@ -287,7 +288,7 @@ TEST_F(CopyStateTest, APartOfACopyIsNoState) {
                                   std::nullopt, false)
                     .status(),
                 IsStatus(absl::StatusCode::kNotFound, "has no state"));
-    if (objects.objects.contains(kManifestKey)) {
+    if (objects.objects.contains(LogKeys().Manifest())) {
       EXPECT_THAT(StateBucket::Open(std::make_unique<MemoryStore>(&objects),
                                     kModel, false)
                       .status(),
@@ -354,7 +355,7 @@ TEST_F(CopyStateTest, DamageIsNamed) {
   const std::string snapshot = Keys(&objects_, "logs/0/snapshots/").at(0);
   for (const std::string& key :
        {"logs/0/images/" + image, "logs/0/snapshots/" + snapshot,
-        KeyOfPlace(3)}) {
+        LogKeys().OfPlace(3)}) {
     const store::Object object = objects_.objects.at(key);
     objects_.objects.erase(key);
     const std::string name = key.substr(key.rfind('/') + 1);

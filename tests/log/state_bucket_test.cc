@@ -18,6 +18,7 @@
 #include "src/log/bucket/log_owner.h"
 #include "src/log/bucket/manifest.h"
 #include "src/log/image.h"
+#include "tests/log/bucket_process.h"
 #include "tests/log/journal_folder.h"
 #include "tests/support/memory_store.h"
 #include "tests/support/status_matchers.h"
@@ -31,87 +32,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using Fate = MemoryObjects::Fate;
 
-constexpr absl::Duration kPatience = absl::ZeroDuration();
-
-// A process with a state in the store: it has taken the log, read it to its
-// end, and may write.
-class Process {
- public:
-  explicit Process(MemoryObjects* objects, const std::string& name,
-                   absl::Duration patience = kPatience)
-      : self_{.name = name, .process = absl::StrCat("process-", ++last_)},
-        watch_(self_, patience, absl::InfiniteDuration()) {
-    state =
-        StateBucket::Open(std::make_unique<MemoryStore>(objects), kModel, false)
-            .value();
-  }
-
-  absl::StatusOr<bool> TryTake() { return state->TryTake(self_, &watch_); }
-
-  // Takes the log, reads it, and goes on with it.
-  absl::Status Start() {
-    const absl::StatusOr<bool> taken = TryTake();
-    if (!taken.ok()) return taken.status();
-    if (!*taken) return absl::UnavailableError("not free");
-    return Read();
-  }
-
-  absl::Status Read() {
-    const auto snapshot = state->ReadSnapshot();
-    if (!snapshot.ok()) return snapshot.status();
-    next = *snapshot ? (*snapshot)->next_sequence : 1;
-    found = *snapshot ? (*snapshot)->bytes : "";
-    auto reader = state->OpenLog(next);
-    if (!reader.ok()) return reader.status();
-    for (;;) {
-      const auto record = (*reader)->Next();
-      if (!record.ok()) return record.status();
-      if (!*record) break;
-      EXPECT_EQ((*record)->sequence, next++);
-      found += (*record)->bytes;
-    }
-    if (state->owner() == nullptr) return absl::OkStatus();
-    auto sink = state->ContinueLog(next);
-    if (sink.ok()) log = *std::move(sink);
-    return sink.status();
-  }
-
-  // Appends a group of one-letter records. They stay in `group` until the
-  // store has them.
-  absl::Status Write(const std::string& letters) {
-    if (group.empty()) {
-      for (const char letter : letters) group.emplace_back(1, letter);
-    }
-    const absl::Status written = log->WriteGroup(next, group).status();
-    if (written.ok()) {
-      next += group.size();
-      for (const std::string& letter : group) found += letter;
-      group.clear();
-    }
-    return written;
-  }
-
-  // A snapshot of all that was written.
-  absl::Status Snapshot(const std::set<std::string>& keep = {}) {
-    EXPECT_THAT(log->BeginSegment(next), IsOk());
-    const absl::Status written =
-        state->WriteSnapshot({.next_sequence = next, .bytes = found});
-    return written.ok() ? state->Cut(next, keep) : written;
-  }
-
-  std::unique_ptr<StateBucket> state;
-  std::unique_ptr<LogSink> log;
-  uint64_t next = 0;
-  std::string found;  // The letters of all records, in order.
-  std::vector<std::string> group;
-
- private:
-  static int last_;
-  const Instance self_;
-  LogWatch watch_;
-};
-
-int Process::last_ = 0;
+const LogKeys kKeys;
 
 class StateBucketTest : public ::testing::Test {
  protected:
@@ -163,12 +84,13 @@ TEST(LogWatchTest, AnOwnerIsDeadWhenItsManifestStaysTheSame) {
   SeenManifest seen{.etag = "1"};
   seen.manifest.owner.name = "a";
   const absl::Time start = absl::UnixEpoch();
-  EXPECT_FALSE(watch.IsFree(seen, start));
-  EXPECT_FALSE(watch.IsFree(seen, start + absl::Seconds(4)));
+  EXPECT_EQ(watch.Look(seen, start), LogClaim::kNone);
+  EXPECT_EQ(watch.Look(seen, start + absl::Seconds(4)), LogClaim::kNone);
   seen.etag = "2";  // A beat.
-  EXPECT_FALSE(watch.IsFree(seen, start + absl::Seconds(6)));
-  EXPECT_FALSE(watch.IsFree(seen, start + absl::Seconds(10)));
-  EXPECT_TRUE(watch.IsFree(seen, start + absl::Seconds(11)));
+  EXPECT_EQ(watch.Look(seen, start + absl::Seconds(6)), LogClaim::kNone);
+  EXPECT_EQ(watch.Look(seen, start + absl::Seconds(10)), LogClaim::kNone);
+  EXPECT_EQ(watch.Look(seen, start + absl::Seconds(11)),
+            LogClaim::kOwnerIsDead);
 }
 
 TEST(LogWatchTest, NobodyIsDeadBecauseTheStoreWasAway) {
@@ -176,11 +98,12 @@ TEST(LogWatchTest, NobodyIsDeadBecauseTheStoreWasAway) {
   SeenManifest seen{.etag = "1"};
   seen.manifest.owner.name = "a";
   const absl::Time start = absl::UnixEpoch();
-  EXPECT_FALSE(watch.IsFree(seen, start));
-  EXPECT_FALSE(watch.IsFree(seen, start + absl::Seconds(20)));
-  EXPECT_FALSE(watch.IsFree(seen, start + absl::Seconds(22)));
-  EXPECT_FALSE(watch.IsFree(seen, start + absl::Seconds(24)));
-  EXPECT_TRUE(watch.IsFree(seen, start + absl::Seconds(25)));
+  EXPECT_EQ(watch.Look(seen, start), LogClaim::kNone);
+  EXPECT_EQ(watch.Look(seen, start + absl::Seconds(20)), LogClaim::kNone);
+  EXPECT_EQ(watch.Look(seen, start + absl::Seconds(22)), LogClaim::kNone);
+  EXPECT_EQ(watch.Look(seen, start + absl::Seconds(24)), LogClaim::kNone);
+  EXPECT_EQ(watch.Look(seen, start + absl::Seconds(25)),
+            LogClaim::kOwnerIsDead);
 }
 
 TEST_F(StateBucketTest, AFencedOwnerCanWriteNothing) {
@@ -252,8 +175,9 @@ TEST_F(StateBucketTest, ALateSealOfAnEarlierEpochOnlyTakesAPlace) {
   ASSERT_THAT(second.Start(), IsOk());
   // A process that wanted epoch 1 and gave up.
   const uint64_t place = second.state->owner()->first_place();
-  ASSERT_THAT(MemoryStore(&objects_).Create(KeyOfPlace(place), {EncodeSeal(1)}),
-              IsOk());
+  ASSERT_THAT(
+      MemoryStore(&objects_).Create(kKeys.OfPlace(place), {EncodeSeal(1)}),
+      IsOk());
   ASSERT_THAT(second.Write("bc"), IsOk());
   ASSERT_THAT(second.Write("d"), IsOk());
   EXPECT_EQ(Found(), "abcd");
@@ -265,7 +189,7 @@ TEST_F(StateBucketTest, RecordsOfAnEarlierEpochThanOneBeforeAreVoid) {
   Process second(&objects_, "b");
   ASSERT_THAT(second.Start(), IsOk());
   ASSERT_THAT(MemoryStore(&objects_).Create(
-                  KeyOfPlace(second.state->owner()->first_place()),
+                  kKeys.OfPlace(second.state->owner()->first_place()),
                   {EncodeLogObject(1, 1, {"z"})}),
               IsOk());
   ASSERT_THAT(second.Write("b"), IsOk());
@@ -336,7 +260,7 @@ TEST_F(StateBucketTest, ASnapshotCutsTheLogButNoSeal) {
   }
   ASSERT_THAT(second.Snapshot({"e1-0"}), IsOk());
   // The seals, and the last object.
-  EXPECT_THAT(Keys(kRecordsPrefix),
+  EXPECT_THAT(Keys(kKeys.Records()),
               ElementsAre("00000000000000000001", "00000000000000000004",
                           "00000000000000000006"));
   EXPECT_THAT(Keys("logs/0/images/"), ElementsAre("e1-0", "e3-0"));
@@ -411,7 +335,7 @@ TEST_F(StateBucketTest, WhatIsMissingIsNamed) {
   }
   const std::string snapshot = "logs/0/snapshots/e1-4";
   for (const std::string& key :
-       {KeyOfPlace(6), snapshot, std::string(kManifestKey)}) {
+       {kKeys.OfPlace(6), snapshot, kKeys.Manifest()}) {
     const store::Object object = objects_.objects.at(key);
     objects_.objects.erase(key);
     const std::vector<std::string> before = Keys("");
@@ -493,13 +417,13 @@ TEST_F(StateBucketTest, ALargeGroupIsAnObjectOfItsOwn) {
   objects_.fate = nullptr;
   ASSERT_THAT(writer.WriteGroup(process.next++, {"y"}).status(), IsOk());
   process.found += "y";
-  EXPECT_THAT(Keys(kGroupsPrefix), ElementsAre("e1-1", "e1-2", "e1-3"));
+  EXPECT_THAT(Keys(kKeys.Groups()), ElementsAre("e1-1", "e1-2", "e1-3"));
   EXPECT_EQ(Found(), process.found);
   Process next(&objects_, "a");
   ASSERT_THAT(next.Start(), IsOk());
   EXPECT_EQ(next.found, process.found);
   ASSERT_THAT(next.Snapshot(), IsOk());
-  EXPECT_THAT(Keys(kGroupsPrefix), IsEmpty());
+  EXPECT_THAT(Keys(kKeys.Groups()), IsEmpty());
   EXPECT_EQ(Found(), process.found);
 }
 
@@ -510,7 +434,7 @@ TEST_F(StateBucketTest, AMissingLargeGroupIsNamed) {
   SegmentPlaces places;
   ObjectLogWriter writer(&store, process.state->owner(), &places, 200);
   ASSERT_THAT(writer.WriteGroup(1, {std::string(1000, 'x')}).status(), IsOk());
-  ASSERT_THAT(store.Delete(absl::StrCat(kGroupsPrefix, "e1-1")), IsOk());
+  ASSERT_THAT(store.Delete(kKeys.Groups() + "e1-1"), IsOk());
   Process next(&objects_, "a");
   EXPECT_THAT(next.Start(), IsStatus(absl::StatusCode::kDataLoss,
                                      "lacks memory://logs/0/groups/e1-1"));

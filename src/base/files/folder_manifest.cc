@@ -47,6 +47,7 @@ std::string EncodeManifest(const FolderManifest& manifest) {
   if (!manifest.place.empty()) {
     json["place"] = manifest.place;
     json["epoch"] = manifest.epoch;
+    if (manifest.log != 0) json["log"] = manifest.log;
   }
   return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
 }
@@ -67,10 +68,12 @@ std::optional<FolderManifest> ParseManifest(const std::string& text) {
   manifest.fields = std::move(json["fields"]);
   if (json.contains("place")) {
     if (!json["place"].is_string() || !json.contains("epoch") ||
-        !json["epoch"].is_number_unsigned()) {
+        !json["epoch"].is_number_unsigned() ||
+        (json.contains("log") && !json["log"].is_number_unsigned())) {
       return std::nullopt;
     }
     manifest.place = json["place"].get<std::string>();
+    manifest.log = json.value("log", uint64_t{0});
     manifest.epoch = json["epoch"].get<uint64_t>();
   }
   return manifest;

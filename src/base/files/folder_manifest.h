@@ -26,8 +26,9 @@ struct FolderManifest {
   };
   nlohmann::json fields;
   std::vector<File> files;
-  // In an object store: where the files are, and the writer's epoch.
+  // In an object store: where the files are, and the writer's log and epoch.
   std::string place;
+  uint64_t log = 0;
   uint64_t epoch = 0;
 };
 

@@ -52,6 +52,11 @@ void CheckState(const EngineOptions& options, Complaints* complaints) {
         "--state-dir and --state are both given: the state is in a folder or "
         "in a store");
   }
+  if (options.logs > 1 && options.state.empty()) {
+    complaints->Add(
+        absl::StrCat("--logs=", options.logs,
+                     " needs --state: a folder of --state-dir has one log"));
+  }
   if (!options.instance.empty() && !IsName(options.instance)) {
     complaints->Add(absl::StrCat("--instance=", options.instance,
                                  " does not match "

@@ -57,6 +57,7 @@ absl::Status OpenBucket(const EngineOptions& options, const std::string& model,
       std::unique_ptr<log::StateBucket> bucket,
       log::StateBucket::Open(std::move(objects), model,
                              options.accept_base_model_change));
+  WEFT_RETURN_IF_ERROR(bucket->CheckLogs(options.logs));
   // Each machine notes by itself which steps end its processes, so such a step
   // may end a few of each before all refuse it.
   WEFT_ASSIGN_OR_RETURN(const UniqueFd directory,
@@ -93,11 +94,11 @@ absl::Status TakeState(const OpenedState& opened, const EngineOptions& options,
   const log::Instance self = {.name = options.instance,
                               .process = RandomName(),
                               .address = options.advertise_address};
-  const absl::Status taken =
-      log::TakeWhenFree(opened.bucket, self, &opened.metrics->owner,
-                        [&on_standby](const log::Manifest& seen) {
-                          on_standby(seen.released ? "" : seen.owner.address);
-                        });
+  const absl::Status taken = log::TakeWhenFree(
+      opened.bucket, options.logs, self, &opened.metrics->owner,
+      [&on_standby](const log::Manifest& seen) {
+        on_standby(seen.owner.address);
+      });
   return log::WithWayOut(taken, options);
 }
 
@@ -110,7 +111,7 @@ std::unique_ptr<checkpoint::CheckpointFiles> OpenCheckpoints(
   }
   log::LogOwner* const owner = opened.bucket->owner();
   return std::make_unique<checkpoint::ObjectCheckpoints>(
-      opened.bucket->objects(), owner->epoch(),
+      opened.bucket->objects(), owner->keys().log, owner->epoch(),
       [owner] { return owner->Beat(); });
 }
 

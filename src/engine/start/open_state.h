@@ -36,13 +36,14 @@ struct OpenedState {
 // Opens the folder, or the store, which must keep conditions, and the steps
 // that ran when this machine's last process ended. `model` is the base model's
 // fingerprint. `registry` outlives the result. Errors: those of
-// StateFolder::Open, StateBucket::Open, CheckConditions and RunningSteps::Open.
+// StateFolder::Open, StateBucket::Open, StateBucket::CheckLogs, CheckConditions
+// and RunningSteps::Open.
 absl::StatusOr<OpenedState> OpenState(const EngineOptions& options,
                                       const std::string& model,
                                       prometheus::Registry* registry);
 
-// Returns when no other process has the state. Meanwhile calls `on_standby`.
-// Errors: those of TakeWhenFree.
+// Returns when this process has the state, in a store one of its logs.
+// Meanwhile calls `on_standby`. Errors: those of TakeWhenFree.
 absl::Status TakeState(const OpenedState& opened, const EngineOptions& options,
                        const OnStandby& on_standby);
 

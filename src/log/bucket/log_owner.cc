@@ -1,19 +1,20 @@
 #include "src/log/bucket/log_owner.h"
 
+#include <algorithm>
+#include <future>
 #include <utility>
-#include <vector>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "src/base/status_macros.h"
 #include "src/log/bucket/log_object.h"
 
 namespace weft::log {
 namespace {
 
-constexpr int kPlaceDigits = 20;  // The number of digits of 2^64.
 constexpr uint64_t kMaxManifestBytes = 1 << 20;
+// A request is slow, and a look at 1000 manifests must end within
+// kLookPatience, so this many run at once.
+constexpr int kLooksAtOnce = 32;
 
 bool IsOf(const Manifest& manifest, const Instance& self, uint64_t epoch) {
   return manifest.owner.process == self.process && manifest.epoch == epoch;
@@ -35,11 +36,11 @@ absl::Status TakenMeanwhile() {
 
 // Writes the manifest, in place of the one that was seen. Returns its ETag.
 absl::StatusOr<std::string> Write(store::ObjectStore& store,
-                                  const Manifest& manifest,
+                                  const LogKeys& keys, const Manifest& manifest,
                                   const std::string& seen_etag) {
   const std::string bytes = EncodeManifest(manifest);
-  return seen_etag.empty() ? store.Create(kManifestKey, {bytes})
-                           : store.Swap(kManifestKey, bytes, seen_etag);
+  return seen_etag.empty() ? store.Create(keys.Manifest(), {bytes})
+                           : store.Swap(keys.Manifest(), bytes, seen_etag);
 }
 
 bool Lost(const absl::Status& status) {
@@ -48,27 +49,29 @@ bool Lost(const absl::Status& status) {
 
 // Returns the manifest if `self` owns the log. Errors: ABORTED otherwise.
 absl::StatusOr<SeenManifest> CheckOwner(store::ObjectStore& store,
+                                        const LogKeys& keys,
                                         const Instance& self, uint64_t epoch) {
-  WEFT_ASSIGN_OR_RETURN(SeenManifest seen, LookAtManifest(store));
+  WEFT_ASSIGN_OR_RETURN(SeenManifest seen, LookAtManifest(store, keys));
   if (IsOf(seen.manifest, self, epoch)) return seen;
   return TakenBy(self, seen.manifest.owner);
 }
 
 // Returns the place after the last object of the log.
-absl::StatusOr<uint64_t> FindEnd(store::ObjectStore& store, uint64_t first) {
-  const std::string before = KeyOfPlace(first - 1);
-  WEFT_ASSIGN_OR_RETURN(const std::vector<store::ListedObject> objects,
-                        store.List(kRecordsPrefix, before, store::kAllObjects));
-  return objects.empty() ? first : PlaceOfKey(objects.back().key) + 1;
+absl::StatusOr<uint64_t> FindEnd(store::ObjectStore& store, const LogKeys& keys,
+                                 uint64_t first) {
+  WEFT_ASSIGN_OR_RETURN(
+      const std::vector<store::ListedObject> objects,
+      store.List(keys.Records(), keys.OfPlace(first - 1), store::kAllObjects));
+  return objects.empty() ? first : keys.PlaceOf(objects.back().key) + 1;
 }
 
 // Writes a seal of `epoch` at the first free place from `place` on. Returns the
 // next place. Errors: ABORTED if a higher epoch has written.
-absl::StatusOr<uint64_t> Seal(store::ObjectStore& store, uint64_t epoch,
-                              uint64_t place) {
+absl::StatusOr<uint64_t> Seal(store::ObjectStore& store, const LogKeys& keys,
+                              uint64_t epoch, uint64_t place) {
   const std::string seal = EncodeSeal(epoch);
   for (;; ++place) {
-    const std::string key = KeyOfPlace(place);
+    const std::string key = keys.OfPlace(place);
     const absl::Status sealed = store.Create(key, {seal}).status();
     if (sealed.ok()) return place + 1;
     if (!absl::IsAlreadyExists(sealed)) return sealed;
@@ -86,64 +89,75 @@ absl::StatusOr<uint64_t> Seal(store::ObjectStore& store, uint64_t epoch,
 
 }  // namespace
 
-std::string KeyOfPlace(uint64_t place) {
-  return absl::StrFormat("%s%0*d", kRecordsPrefix, kPlaceDigits, place);
-}
-
-uint64_t PlaceOfKey(const std::string& key) {
-  uint64_t place = 0;
-  const size_t digits = sizeof(kRecordsPrefix) - 1;
-  return key.size() == digits + kPlaceDigits &&
-                 absl::SimpleAtoi(key.substr(digits), &place)
-             ? place
-             : 0;
-}
-
-absl::StatusOr<SeenManifest> LookAtManifest(store::ObjectStore& store) {
+absl::StatusOr<SeenManifest> LookAtManifest(store::ObjectStore& store,
+                                            const LogKeys& keys) {
   absl::StatusOr<store::Object> object =
-      store.Get(kManifestKey, kMaxManifestBytes);
+      store.Get(keys.Manifest(), kMaxManifestBytes);
   if (absl::IsNotFound(object.status())) return SeenManifest();
   WEFT_RETURN_IF_ERROR(object.status());
   SeenManifest seen{.etag = std::move(object->etag)};
   absl::StatusOr<Manifest> manifest = DecodeManifest(object->bytes);
   if (!manifest.ok()) {
     return absl::DataLossError(
-        absl::StrCat(store.NameOf(kManifestKey), " is damaged"));
+        absl::StrCat(store.NameOf(keys.Manifest()), " is damaged"));
   }
   seen.manifest = *std::move(manifest);
   return seen;
 }
 
-bool LogWatch::IsFree(const SeenManifest& seen, absl::Time now) {
+std::vector<absl::StatusOr<SeenManifest>> LookAtManifests(
+    store::ObjectStore& store, int num_logs) {
+  std::vector<absl::StatusOr<SeenManifest>> seen(num_logs);
+  const auto look = [&](int first) {
+    for (int log = first; log < num_logs; log += kLooksAtOnce) {
+      seen[log] = LookAtManifest(store, {.log = log});
+    }
+  };
+  std::vector<std::future<void>> others;
+  for (int first = 1; first < std::min(num_logs, kLooksAtOnce); ++first) {
+    others.push_back(std::async(std::launch::async, look, first));
+  }
+  look(0);
+  for (const std::future<void>& other : others) other.wait();
+  return seen;
+}
+
+LogClaim LogWatch::Look(const SeenManifest& seen, absl::Time now) {
   if (seen.etag != etag_ || now - looked_ > most_gap_) {
     etag_ = seen.etag;
     since_ = now;
   }
   looked_ = now;
-  return seen.etag.empty() || seen.manifest.released ||
-         seen.manifest.owner.name == self_.name || now - since_ >= patience_;
+  if (seen.etag.empty()) return LogClaim::kFree;
+  if (seen.manifest.owner.name == self_.name) return LogClaim::kOwn;
+  if (seen.manifest.released) return LogClaim::kFree;
+  return now - since_ >= patience_ ? LogClaim::kOwnerIsDead : LogClaim::kNone;
 }
 
 absl::StatusOr<std::unique_ptr<LogOwner>> LogOwner::Take(
-    store::ObjectStore* store, const SeenManifest& seen, const Instance& self) {
+    store::ObjectStore* store, const LogKeys& keys, const SeenManifest& seen,
+    const Instance& self) {
   SeenManifest own{.manifest = seen.manifest};
   ++own.manifest.epoch;
   ++own.manifest.version;
   own.manifest.owner = self;
   own.manifest.released = false;
   const absl::StatusOr<std::string> etag =
-      Write(*store, own.manifest, seen.etag);
+      Write(*store, keys, own.manifest, seen.etag);
   if (!etag.ok() && !Lost(etag.status())) return etag.status();
   if (!etag.ok()) {
     // If the swap seems lost, only its answer may be.
-    WEFT_RETURN_IF_ERROR(CheckOwner(*store, self, own.manifest.epoch).status());
+    WEFT_RETURN_IF_ERROR(
+        CheckOwner(*store, keys, self, own.manifest.epoch).status());
   }
   const uint64_t first = own.manifest.snapshot.place;
-  WEFT_ASSIGN_OR_RETURN(const uint64_t end, FindEnd(*store, first));
+  WEFT_ASSIGN_OR_RETURN(const uint64_t end, FindEnd(*store, keys, first));
   WEFT_ASSIGN_OR_RETURN(const uint64_t place,
-                        Seal(*store, own.manifest.epoch, end));
-  WEFT_ASSIGN_OR_RETURN(own, CheckOwner(*store, self, own.manifest.epoch));
-  return std::unique_ptr<LogOwner>(new LogOwner(store, std::move(own), place));
+                        Seal(*store, keys, own.manifest.epoch, end));
+  WEFT_ASSIGN_OR_RETURN(own,
+                        CheckOwner(*store, keys, self, own.manifest.epoch));
+  return std::unique_ptr<LogOwner>(
+      new LogOwner(store, keys, std::move(own), place));
 }
 
 SnapshotPlace LogOwner::snapshot() const {
@@ -189,12 +203,12 @@ absl::Status LogOwner::Change(const std::function<void(Manifest&)>& change) {
     ++next.manifest.version;
     change(next.manifest);
     const absl::StatusOr<std::string> written =
-        Write(store_, next.manifest, etag);
+        Write(store_, keys_, next.manifest, etag);
     if (written.ok()) {
       next.etag = *written;
     } else if (Lost(written.status())) {
       // This change, or an earlier one whose answer was lost, may be there.
-      WEFT_ASSIGN_OR_RETURN(SeenManifest seen, LookAtManifest(store_));
+      WEFT_ASSIGN_OR_RETURN(SeenManifest seen, LookAtManifest(store_, keys_));
       if (!IsOf(seen.manifest, next.manifest.owner, epoch_)) {
         return Fence(seen.manifest.owner);
       }

@@ -1,9 +1,6 @@
 // Owns a log in an object store: takes it, lives on in its manifest, and gives
 // it back.
 //
-//   owners/0                    the manifest (manifest.h)
-//   logs/0/records/<place>      the log, object by object (log_object.h)
-//
 // No clock and no lock fences an earlier owner, only the objects. A new owner
 // swaps the manifest, then lists the log, then writes a seal at the first free
 // place, then looks whether the manifest is still its own. An earlier owner
@@ -16,22 +13,18 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "src/base/threads/mutex.h"
+#include "src/log/bucket/log_keys.h"
 #include "src/log/bucket/manifest.h"
 #include "src/store/object_store.h"
 
 namespace weft::log {
-
-inline constexpr char kManifestKey[] = "owners/0";
-inline constexpr char kRecordsPrefix[] = "logs/0/records/";
-std::string KeyOfPlace(uint64_t place);
-// Returns the place of a key that KeyOfPlace has made; 0 for other keys.
-uint64_t PlaceOfKey(const std::string& key);
 
 struct SeenManifest {
   Manifest manifest;
@@ -39,7 +32,19 @@ struct SeenManifest {
 };
 
 // Errors: DATA_LOSS, and those of object_store.h.
-absl::StatusOr<SeenManifest> LookAtManifest(store::ObjectStore& store);
+absl::StatusOr<SeenManifest> LookAtManifest(store::ObjectStore& store,
+                                            const LogKeys& keys);
+// Looks at those of logs 0 to `num_logs` - 1, many at once.
+std::vector<absl::StatusOr<SeenManifest>> LookAtManifests(
+    store::ObjectStore& store, int num_logs);
+
+// What a process may do about a log. It tries the last of these first.
+enum class LogClaim {
+  kNone,         // Another process lives and has the log.
+  kOwnerIsDead,  // Another process had it.
+  kFree,         // Nobody has had it, or its owner has released it.
+  kOwn,          // A process with this one's name had it: this one restarts.
+};
 
 // Decides whether a log is free, by what one process sees on its own clock.
 // Threads: one at a time.
@@ -51,10 +56,12 @@ class LogWatch {
   LogWatch(Instance self, absl::Duration patience, absl::Duration most_gap)
       : self_(std::move(self)), patience_(patience), most_gap_(most_gap) {}
 
-  // Returns whether the process may try to take the log: nobody has it, its
-  // owner has released it, is dead, or has this process's name. `now` is
-  // SteadyNow().
-  bool IsFree(const SeenManifest& seen, absl::Time now);
+  // `now` is SteadyNow().
+  LogClaim Look(const SeenManifest& seen, absl::Time now);
+
+  // Notes that the log is damaged, so that the process leaves it alone.
+  void Leave() { left_ = true; }
+  bool left() const { return left_; }
 
  private:
   const Instance self_;
@@ -63,20 +70,22 @@ class LogWatch {
   std::string etag_;
   absl::Time since_ = absl::InfiniteFuture();
   absl::Time looked_ = absl::InfinitePast();
+  bool left_ = false;
 };
 
 // Errors of all functions: those of object_store.h, and ABORTED if another
 // process has the log. Then no call succeeds any more.
-// Threads: any. All functions but fenced(), epoch() and snapshot() block on the
-// store.
+// Threads: any. All functions but fenced(), keys(), epoch() and snapshot()
+// block on the store.
 class LogOwner {
  public:
   // Takes the log, whose manifest the caller has seen. `store` outlives the
   // object.
   static absl::StatusOr<std::unique_ptr<LogOwner>> Take(
-      store::ObjectStore* store, const SeenManifest& seen,
+      store::ObjectStore* store, const LogKeys& keys, const SeenManifest& seen,
       const Instance& self);
 
+  const LogKeys& keys() const { return keys_; }
   uint64_t epoch() const { return epoch_; }
   // Returns the first place after this owner's seal.
   uint64_t first_place() const { return first_place_; }
@@ -96,8 +105,10 @@ class LogOwner {
   absl::Status Fence(const Instance& other) ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
-  LogOwner(store::ObjectStore* store, SeenManifest own, uint64_t first_place)
+  LogOwner(store::ObjectStore* store, const LogKeys& keys, SeenManifest own,
+           uint64_t first_place)
       : store_(*store),
+        keys_(keys),
         epoch_(own.manifest.epoch),
         first_place_(first_place),
         own_(std::move(own)) {}
@@ -106,6 +117,7 @@ class LogOwner {
       ABSL_LOCKS_EXCLUDED(mu_, changing_);
 
   store::ObjectStore& store_;
+  const LogKeys keys_;
   const uint64_t epoch_;
   const uint64_t first_place_;
   Mutex changing_;  // One change at a time; held while the store is asked.

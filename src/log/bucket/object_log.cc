@@ -51,24 +51,25 @@ absl::StatusOr<std::pair<LogObject, uint64_t>> ReadLogObject(
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ObjectLogReader>> ObjectLogReader::Open(
-    store::ObjectStore* store, uint64_t first_place, uint64_t first_sequence) {
+    store::ObjectStore* store, const LogKeys& keys, uint64_t first_place,
+    uint64_t first_sequence) {
   std::unique_ptr<ObjectLogReader> reader(
       new ObjectLogReader(store, first_sequence));
-  WEFT_RETURN_IF_ERROR(reader->List(first_place));
+  WEFT_RETURN_IF_ERROR(reader->List(keys, first_place));
   return reader;
 }
 
 ObjectLogReader::~ObjectLogReader() = default;
 
-absl::Status ObjectLogReader::List(uint64_t first_place) {
-  WEFT_ASSIGN_OR_RETURN(objects_,
-                        store_.List(kRecordsPrefix, KeyOfPlace(first_place - 1),
-                                    store::kAllObjects));
+absl::Status ObjectLogReader::List(const LogKeys& keys, uint64_t first_place) {
+  WEFT_ASSIGN_OR_RETURN(
+      objects_, store_.List(keys.Records(), keys.OfPlace(first_place - 1),
+                            store::kAllObjects));
   uint64_t place = first_place;
   for (const store::ListedObject& object : objects_) {
-    if (PlaceOfKey(object.key) != place) {
+    if (keys.PlaceOf(object.key) != place) {
       return absl::DataLossError(
-          absl::StrCat("the log lacks ", store_.NameOf(KeyOfPlace(place)),
+          absl::StrCat("the log lacks ", store_.NameOf(keys.OfPlace(place)),
                        ": the next object is ", object.key));
     }
     total_bytes_ += object.size;
@@ -157,7 +158,7 @@ absl::StatusOr<uint64_t> ObjectLogWriter::WriteGroup(
   for (bool written = false; !written; ++next_place_) {
     WEFT_RETURN_IF_ERROR(owner_.fenced());
     const absl::Status created =
-        store_.Create(KeyOfPlace(next_place_), {bytes}).status();
+        store_.Create(owner_.keys().OfPlace(next_place_), {bytes}).status();
     written = created.ok();
     // Whatever else the store says, its operator can mend it.
     if (!written && !absl::IsAlreadyExists(created)) {
@@ -173,15 +174,15 @@ absl::StatusOr<uint64_t> ObjectLogWriter::WriteGroup(
 absl::StatusOr<std::string> ObjectLogWriter::PlaceGroup(uint64_t first_sequence,
                                                         std::string group) {
   if (group.size() <= max_object_bytes_) return group;
-  const std::string key =
-      absl::StrCat(kGroupsPrefix, "e", owner_.epoch(), "-", first_sequence);
+  const std::string key = absl::StrCat(owner_.keys().Groups(), "e",
+                                       owner_.epoch(), "-", first_sequence);
   const absl::Status created = store::CreateOnce(store_, key, {group});
   if (!created.ok()) return absl::UnavailableError(created.message());
   return EncodeReference(owner_.epoch(), first_sequence, key);
 }
 
 absl::StatusOr<bool> ObjectLogWriter::IsWritten(const std::string& bytes) {
-  const std::string key = KeyOfPlace(next_place_);
+  const std::string key = owner_.keys().OfPlace(next_place_);
   const absl::StatusOr<store::Object> there =
       store_.Get(key, kMaxLogObjectBytes);
   if (there.ok() && there->bytes == bytes) return true;
@@ -193,7 +194,8 @@ absl::StatusOr<bool> ObjectLogWriter::IsWritten(const std::string& bytes) {
     epoch = object.epoch;
   }
   if (epoch < owner_.epoch()) return false;
-  const absl::StatusOr<SeenManifest> seen = LookAtManifest(store_);
+  const absl::StatusOr<SeenManifest> seen =
+      LookAtManifest(store_, owner_.keys());
   return owner_.Fence(seen.ok() ? seen->manifest.owner : Instance());
 }
 

@@ -31,7 +31,8 @@ class ObjectLogReader : public LogReader {
   // The log goes on with record `first_sequence` at `first_place`. `store`
   // outlives the reader.
   static absl::StatusOr<std::unique_ptr<ObjectLogReader>> Open(
-      store::ObjectStore* store, uint64_t first_place, uint64_t first_sequence);
+      store::ObjectStore* store, const LogKeys& keys, uint64_t first_place,
+      uint64_t first_sequence);
   ~ObjectLogReader() override;
 
   absl::StatusOr<std::optional<Record>> Next() override;
@@ -48,7 +49,7 @@ class ObjectLogReader : public LogReader {
   ObjectLogReader(store::ObjectStore* store, uint64_t first_sequence)
       : store_(*store), next_sequence_(first_sequence) {}
 
-  absl::Status List(uint64_t first_place);
+  absl::Status List(const LogKeys& keys, uint64_t first_place);
   void ReadAhead();
   // Reads the next object, whose records Next then returns.
   absl::Status ReadObject();
@@ -65,10 +66,6 @@ class ObjectLogReader : public LogReader {
   uint64_t total_bytes_ = 0;
   uint64_t read_bytes_ = 0;
 };
-
-// The keys of groups that are too large for the log begin with this; their
-// writer's epoch and first sequence follow, as in e3-17.
-inline constexpr char kGroupsPrefix[] = "logs/0/groups/";
 
 // Where the parts of the log begin. Threads: any.
 class SegmentPlaces {
@@ -107,7 +104,8 @@ class ObjectLogWriter : public LogSink {
 
  private:
   // Returns what the log gets for a group of these bytes. Writes a group that
-  // is too large as an object of its own first.
+  // is too large first, as an object with its epoch and first sequence in its
+  // name, such as e3-17.
   absl::StatusOr<std::string> PlaceGroup(uint64_t first_sequence,
                                          std::string group);
   // Returns whether the object at the next place is `bytes`; false if it is the

@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <utility>
+#include <vector>
 
 #include "absl/time/clock.h"
 #include "src/base/clock.h"
@@ -15,24 +16,35 @@ OwnerMetrics::OwnerMetrics(prometheus::Registry* registry)
           AddGauge(registry, "weft_state_epoch",
                    "The epoch of the state of --state: each process that takes "
                    "it has a higher one. 0: another process has it.")),
+      log(AddGauge(registry, "weft_state_log",
+                   "The number of the log of --state that this process has. "
+                   "-1: none.")),
       beat_age_seconds(
           AddGauge(registry, "weft_state_beat_age_seconds",
                    "Seconds since this process last told the store of --state "
-                   "that it lives. 0 without --state.")) {}
+                   "that it lives. 0 without --state.")) {
+  log.Set(-1);
+}
 
 absl::Status TakeWhenFree(
-    StateBucket* bucket, const Instance& self, OwnerMetrics* metrics,
+    StateBucket* bucket, int num_logs, const Instance& self,
+    OwnerMetrics* metrics,
     const std::function<void(const Manifest& owner)>& waiting) {
-  LogWatch watch(self, kOwnerPatience, kLookInterval + kLookPatience);
+  std::vector<LogWatch> watches(
+      num_logs, LogWatch(self, kOwnerPatience, kLookInterval + kLookPatience));
   bool waits = false;
   bool away = false;
   for (;; absl::SleepFor(kLookInterval)) {
-    const absl::StatusOr<bool> taken = bucket->TryTake(self, &watch);
+    const absl::StatusOr<bool> taken = bucket->TryTake(self, &watches);
     if (taken.ok() && *taken) {
       bucket->StartBeats(metrics);
-      metrics->epoch.Set(static_cast<double>(bucket->owner()->epoch()));
+      const LogOwner& owner = *bucket->owner();
+      metrics->epoch.Set(static_cast<double>(owner.epoch()));
+      metrics->log.Set(owner.keys().log);
       Log(LogLevel::kInfo, "the state is this process's",
-          {{"instance", self.name}, {"epoch", bucket->owner()->epoch()}});
+          {{"instance", self.name},
+           {"log", owner.keys().log},
+           {"epoch", owner.epoch()}});
       return absl::OkStatus();
     }
     if (!taken.ok() && !store::IsAway(taken.status())) return taken.status();

@@ -1,4 +1,4 @@
-// Waits for the log in an object store, and shows others that its owner lives.
+// Waits for a log in an object store, and shows others that its owner lives.
 #ifndef WEFT_SRC_LOG_BUCKET_STANDBY_H_
 #define WEFT_SRC_LOG_BUCKET_STANDBY_H_
 
@@ -21,24 +21,26 @@ struct OwnerMetrics {
   explicit OwnerMetrics(prometheus::Registry* registry);
 
   prometheus::Gauge& epoch;
+  prometheus::Gauge& log;
   prometheus::Gauge& beat_age_seconds;
 };
 
 // An owner changes its manifest at this interval.
 inline constexpr absl::Duration kBeatInterval = absl::Seconds(2);
-// A standby looks at the manifest at this interval.
+// A standby looks at all manifests at this interval.
 inline constexpr absl::Duration kLookInterval = absl::Seconds(1);
 // An owner whose manifest does not change for this time counts as dead.
 inline constexpr absl::Duration kOwnerPatience = absl::Seconds(5);
 // A look that takes longer shows that the store does not answer.
 inline constexpr absl::Duration kLookPatience = absl::Seconds(2);
 
-// Takes the log of `bucket` as soon as it is free for `self`. Until then, calls
-// `waiting` at each look with the last manifest that it has seen. Errors: those
-// of StateBucket::TryTake but UNAVAILABLE, for which it looks again. Blocks.
-// `metrics` outlives the bucket.
+// Takes one of the `num_logs` logs of `bucket` as soon as one is free for
+// `self`. Until then, calls `waiting` at each look with StateBucket::seen().
+// Errors: those of StateBucket::TryTake but UNAVAILABLE, for which it looks
+// again. Blocks. `metrics` outlives the bucket.
 absl::Status TakeWhenFree(
-    StateBucket* bucket, const Instance& self, OwnerMetrics* metrics,
+    StateBucket* bucket, int num_logs, const Instance& self,
+    OwnerMetrics* metrics,
     const std::function<void(const Manifest& owner)>& waiting);
 
 // Beats at an interval, on a thread of its own, until another process has the

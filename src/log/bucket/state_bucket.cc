@@ -3,16 +3,20 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <future>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
 #include "src/base/clock.h"
 #include "src/base/files/file_io.h"
+#include "src/base/observe/log.h"
 #include "src/base/status_macros.h"
 #include "src/log/bucket/log_object.h"
+#include "src/log/log_format.h"
 #include "src/log/state_format.h"
 #include "src/store/open_store.h"
 
@@ -20,9 +24,7 @@ namespace weft::log {
 namespace {
 
 constexpr char kFormat[] = "FORMAT";
-constexpr char kLog[] = "logs/0/";
-constexpr char kSnapshotsPrefix[] = "logs/0/snapshots/";
-constexpr char kImagesPrefix[] = "logs/0/images/";
+constexpr char kFirstLog[] = "logs/0/";
 constexpr uint64_t kMaxFormatBytes = 1 << 20;
 constexpr uint64_t kMaxSnapshotBytes = uint64_t{16} << 30;
 // The table of an image, and small images, come with one request.
@@ -97,7 +99,7 @@ absl::Status CheckEmpty(store::ObjectStore& store) {
                         store.List("", "", kSome));
   for (const store::ListedObject& object : objects) {
     if (absl::StartsWith(object.key, store::kProbePrefix)) continue;
-    if (object.key == kManifestKey || absl::StartsWith(object.key, kLog)) {
+    if (LogOfManifest(object.key) || absl::StartsWith(object.key, kFirstLog)) {
       return absl::DataLossError(absl::StrCat(
           store.NameOf(kFormat), " is missing, and ", object.key,
           " is there: somebody has deleted it, or a copy has not ended"));
@@ -112,10 +114,11 @@ absl::Status CheckEmpty(store::ObjectStore& store) {
 
 // Looks for objects that are missing, before a process writes that it has the
 // log. Errors: DATA_LOSS.
-absl::Status CheckWhole(store::ObjectStore& store, const SeenManifest& seen) {
+absl::Status CheckWhole(store::ObjectStore& store, const LogKeys& keys,
+                        const SeenManifest& seen) {
   const SnapshotPlace& newest = seen.manifest.snapshot;
   if (!newest.name.empty()) {
-    const std::string key = kSnapshotsPrefix + newest.name;
+    const std::string key = keys.Snapshots() + newest.name;
     uint64_t size = 0;
     const absl::Status found = store.GetRange(key, 0, {}, &size).status();
     if (absl::IsNotFound(found)) return Missing(store, key);
@@ -123,12 +126,54 @@ absl::Status CheckWhole(store::ObjectStore& store, const SeenManifest& seen) {
   }
   // Without a manifest there may be no log, either.
   if (!seen.etag.empty()) {
-    return ObjectLogReader::Open(&store, newest.place, newest.next_sequence)
+    return ObjectLogReader::Open(&store, keys, newest.place,
+                                 newest.next_sequence)
         .status();
   }
   WEFT_ASSIGN_OR_RETURN(const std::vector<store::ListedObject> records,
-                        store.List(kRecordsPrefix, "", store::kAllObjects));
-  return records.empty() ? absl::OkStatus() : Missing(store, kManifestKey);
+                        store.List(keys.Records(), "", store::kAllObjects));
+  return records.empty() ? absl::OkStatus() : Missing(store, keys.Manifest());
+}
+
+// Leaves a log alone that is damaged, and says so. Returns `damage` if no log
+// is left.
+absl::Status Leave(int log, const absl::Status& damage,
+                   std::vector<LogWatch>* watches) {
+  (*watches)[log].Leave();
+  if (std::ranges::all_of(*watches, &LogWatch::left)) return damage;
+  Log(LogLevel::kError, "a log of the state is damaged, and nobody can have it",
+      {{"log", log}, {"error", damage.message()}});
+  return absl::OkStatus();
+}
+
+// Each log's manifest, and what a process may do about it; none for a log that
+// it leaves alone.
+using Looks = std::vector<absl::StatusOr<SeenManifest>>;
+using Claims = std::vector<std::optional<LogClaim>>;
+
+// Has new logs begin with higher epochs than those of all others. Checkpoints
+// that were copied with log 0 may have been written by another state's owners
+// of any log; the epochs of log 0 are higher than theirs (Begin).
+void BeginAfterAll(Looks* seen) {
+  uint64_t highest = 0;
+  for (const auto& one : *seen) {
+    if (one.ok()) highest = std::max(highest, one->manifest.epoch);
+  }
+  for (auto& one : *seen) {
+    if (one.ok() && one->etag.empty()) one->manifest.epoch = highest;
+  }
+}
+
+// Returns the manifest of an owner that lives. Instances begin at different
+// logs, so that their clients do not all go to one owner.
+Manifest LivingOwner(const Instance& self, const Claims& claims,
+                     const Looks& seen) {
+  const size_t first = Crc32c(self.name) % seen.size();
+  for (size_t i = 0; i < seen.size(); ++i) {
+    const size_t log = (first + i) % seen.size();
+    if (claims[log] == LogClaim::kNone) return seen[log]->manifest;
+  }
+  return {};
 }
 
 }  // namespace
@@ -152,26 +197,28 @@ absl::StatusOr<std::unique_ptr<StateBucket>> StateBucket::Begin(
   // 1970, which pass faster than owners.
   const SeenManifest none{.manifest = {.epoch = static_cast<uint64_t>(
                                            absl::ToUnixSeconds(absl::Now()))}};
-  WEFT_ASSIGN_OR_RETURN(bucket->owner_,
-                        LogOwner::Take(bucket->store_.get(), none, self));
+  WEFT_ASSIGN_OR_RETURN(
+      bucket->owner_,
+      LogOwner::Take(bucket->store_.get(), bucket->keys_, none, self));
   return bucket;
 }
 
 absl::Status StateBucket::Finish() {
   // Without a clock that is right, too, no image may get the name of another.
+  const std::string prefix = keys_.Images();
   WEFT_ASSIGN_OR_RETURN(const std::vector<store::ListedObject> images,
-                        store_->List(kImagesPrefix, "", store::kAllObjects));
+                        store_->List(prefix, "", store::kAllObjects));
   uint64_t highest = 0;
   for (const store::ListedObject& image : images) {
-    highest =
-        std::max(highest, EpochOf(image.key.substr(sizeof(kImagesPrefix) - 1)));
+    highest = std::max(highest, EpochOf(image.key.substr(prefix.size())));
   }
   if (highest > owner_->epoch()) {
     WEFT_RETURN_IF_ERROR(owner_->Beat());  // The log is still this process's.
-    WEFT_ASSIGN_OR_RETURN(SeenManifest seen, LookAtManifest(*store_));
+    WEFT_ASSIGN_OR_RETURN(SeenManifest seen, LookAtManifest(*store_, keys_));
     seen.manifest.epoch = highest;
     const Instance self = seen.manifest.owner;
-    WEFT_ASSIGN_OR_RETURN(owner_, LogOwner::Take(store_.get(), seen, self));
+    WEFT_ASSIGN_OR_RETURN(owner_,
+                          LogOwner::Take(store_.get(), keys_, seen, self));
   }
   WEFT_RETURN_IF_ERROR(owner_->Release());
   const std::string format = EncodeFormat(model_);
@@ -207,22 +254,90 @@ absl::Status StateBucket::CheckFormat(const std::optional<std::string>& model,
   return store_->Swap(kFormat, EncodeFormat(*model), format->etag).status();
 }
 
+absl::StatusOr<std::vector<int>> StateBucket::ListLogs() const {
+  WEFT_ASSIGN_OR_RETURN(const std::vector<store::ListedObject> objects,
+                        store_->List(kOwnersPrefix, "", store::kAllObjects));
+  std::vector<int> logs;
+  for (const store::ListedObject& object : objects) {
+    const std::optional<int> log = LogOfManifest(object.key);
+    if (log) logs.push_back(*log);
+  }
+  if (logs.empty()) logs.push_back(0);
+  std::ranges::sort(logs);  // The store has 10 before 9.
+  return logs;
+}
+
+absl::Status StateBucket::CheckLogs(int num_logs) const {
+  WEFT_ASSIGN_OR_RETURN(const std::vector<int> logs, ListLogs());
+  if (logs.back() < num_logs) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "--logs=", num_logs, ": the state has ",
+      store_->NameOf(LogKeys{.log = logs.back()}.Manifest()),
+      ", so it has more logs: give each process --logs=", logs.back() + 1));
+}
+
+absl::Status StateBucket::SelectLog(std::optional<int> log) {
+  WEFT_ASSIGN_OR_RETURN(const std::vector<int> logs, ListLogs());
+  const std::string there = absl::StrCat(store_->NameOf(""), " has the logs ",
+                                         absl::StrJoin(logs, ", "));
+  if (!log && logs.size() > 1) {
+    return absl::FailedPreconditionError(absl::StrCat(there, ": name one"));
+  }
+  keys_.log = log.value_or(logs.front());
+  if (std::ranges::find(logs, keys_.log) != logs.end()) return absl::OkStatus();
+  return absl::NotFoundError(absl::StrCat(there, ", and not ", keys_.log));
+}
+
 absl::StatusOr<bool> StateBucket::TryTake(const Instance& self,
-                                          LogWatch* watch) {
-  WEFT_ASSIGN_OR_RETURN(const SeenManifest seen, LookAtManifest(*store_));
-  seen_ = seen.manifest;
-  if (!watch->IsFree(seen, SteadyNow())) return false;
-  if (const absl::Status whole = CheckWhole(*store_, seen); !whole.ok()) {
+                                          std::vector<LogWatch>* watches) {
+  const int num_logs = static_cast<int>(watches->size());
+  Looks seen = LookAtManifests(*store_, num_logs);
+  Claims claims(num_logs);
+  std::vector<int> logs;  // Those that this process may try to take.
+  for (int log = 0; log < num_logs; ++log) {
+    if ((*watches)[log].left()) continue;
+    if (absl::IsDataLoss(seen[log].status())) {
+      WEFT_RETURN_IF_ERROR(Leave(log, seen[log].status(), watches));
+      continue;
+    }
+    WEFT_RETURN_IF_ERROR(seen[log].status());
+    claims[log] = (*watches)[log].Look(*seen[log], SteadyNow());
+    if (claims[log] != LogClaim::kNone) logs.push_back(log);
+  }
+  seen_ = LivingOwner(self, claims, seen);
+  BeginAfterAll(&seen);
+  std::ranges::stable_sort(logs, std::greater(),
+                           [&claims](int log) { return claims[log]; });
+  for (const int log : logs) {
+    const absl::StatusOr<bool> taken = Take(self, {.log = log}, *seen[log]);
+    if (absl::IsDataLoss(taken.status())) {
+      WEFT_RETURN_IF_ERROR(Leave(log, taken.status(), watches));
+      continue;
+    }
+    // The manifest may name this process, so it tries no other log before it
+    // knows.
+    WEFT_RETURN_IF_ERROR(taken.status());
+    if (*taken) return true;
+  }
+  return false;
+}
+
+absl::StatusOr<bool> StateBucket::Take(const Instance& self,
+                                       const LogKeys& keys,
+                                       const SeenManifest& seen) {
+  if (const absl::Status whole = CheckWhole(*store_, keys, seen); !whole.ok()) {
     // An owner that lives may have removed what it needs no more.
-    WEFT_ASSIGN_OR_RETURN(const SeenManifest now, LookAtManifest(*store_));
+    WEFT_ASSIGN_OR_RETURN(const SeenManifest now,
+                          LookAtManifest(*store_, keys));
     if (now.etag != seen.etag) return false;
     return whole;
   }
   absl::StatusOr<std::unique_ptr<LogOwner>> owner =
-      LogOwner::Take(store_.get(), seen, self);
+      LogOwner::Take(store_.get(), keys, seen, self);
   if (absl::IsAborted(owner.status())) return false;  // Another was faster.
   WEFT_RETURN_IF_ERROR(owner.status());
   owner_ = *std::move(owner);
+  keys_ = keys;
   return true;
 }
 
@@ -242,7 +357,8 @@ absl::Status StateBucket::Release() {
 
 absl::StatusOr<SnapshotPlace> StateBucket::Newest() const {
   if (owner_ != nullptr) return owner_->snapshot();
-  WEFT_ASSIGN_OR_RETURN(const SeenManifest seen, LookAtManifest(*store_));
+  WEFT_ASSIGN_OR_RETURN(const SeenManifest seen,
+                        LookAtManifest(*store_, keys_));
   return seen.manifest.snapshot;
 }
 
@@ -254,7 +370,8 @@ absl::StatusOr<std::unique_ptr<LogReader>> StateBucket::OpenLog(
         absl::StrCat("the log in the store begins with record ",
                      newest.next_sequence, ", not with ", first_sequence));
   }
-  return ObjectLogReader::Open(store_.get(), newest.place, first_sequence);
+  return ObjectLogReader::Open(store_.get(), keys_, newest.place,
+                               first_sequence);
 }
 
 absl::StatusOr<std::unique_ptr<LogSink>> StateBucket::ContinueLog(
@@ -278,7 +395,7 @@ absl::Status StateBucket::CheckRoom(uint64_t /*reserve*/) const {
 absl::StatusOr<std::optional<SnapshotFile>> StateBucket::ReadSnapshot() const {
   WEFT_ASSIGN_OR_RETURN(const SnapshotPlace newest, Newest());
   if (newest.name.empty()) return std::nullopt;
-  const std::string key = absl::StrCat(kSnapshotsPrefix, newest.name);
+  const std::string key = keys_.Snapshots() + newest.name;
   absl::StatusOr<store::Object> file = store_->Get(key, kMaxSnapshotBytes);
   if (absl::IsNotFound(file.status())) return Missing(*store_, key);
   WEFT_RETURN_IF_ERROR(file.status());
@@ -299,7 +416,7 @@ absl::Status StateBucket::WriteSnapshot(const SnapshotFile& snapshot) {
   const std::string name =
       absl::StrCat("e", owner_->epoch(), "-", snapshot.next_sequence);
   WEFT_RETURN_IF_ERROR(
-      store::CreateOnce(*store_, absl::StrCat(kSnapshotsPrefix, name),
+      store::CreateOnce(*store_, keys_.Snapshots() + name,
                         {SnapshotHeader(snapshot.next_sequence, snapshot.bytes),
                          snapshot.bytes}));
   return owner_->NameSnapshot(
@@ -316,16 +433,16 @@ absl::Status StateBucket::Cut(uint64_t next_sequence,
   // A seal stays for ever: where it was, an earlier owner that wakes could
   // write, and answer what no start would find. The last object stays, too.
   WEFT_RETURN_IF_ERROR(
-      RemoveIf(kRecordsPrefix, [&newest](const store::ListedObject& object) {
-        return PlaceOfKey(object.key) + 1 < newest.place &&
+      RemoveIf(keys_.Records(), [&](const store::ListedObject& object) {
+        return keys_.PlaceOf(object.key) + 1 < newest.place &&
                object.size != LogObject::kSealBytes;
       }));
-  WEFT_RETURN_IF_ERROR(
-      RemoveIf(kGroupsPrefix, [&](const store::ListedObject& object) {
-        const std::string name = object.key.substr(sizeof(kGroupsPrefix) - 1);
-        return EpochOf(name) <= owner_->epoch() &&
-               SequenceOf(name) < newest.next_sequence;
-      }));
+  const std::string groups = keys_.Groups();
+  WEFT_RETURN_IF_ERROR(RemoveIf(groups, [&](const store::ListedObject& object) {
+    const std::string name = object.key.substr(groups.size());
+    return EpochOf(name) <= owner_->epoch() &&
+           SequenceOf(name) < newest.next_sequence;
+  }));
   const auto removes = [this](const std::string& prefix, const auto& keeps) {
     return RemoveIf(prefix, [&](const store::ListedObject& object) {
       const std::string name = object.key.substr(prefix.size());
@@ -333,9 +450,9 @@ absl::Status StateBucket::Cut(uint64_t next_sequence,
     });
   };
   WEFT_RETURN_IF_ERROR(removes(
-      kSnapshotsPrefix,
+      keys_.Snapshots(),
       [&newest](const std::string& name) { return name == newest.name; }));
-  return removes(kImagesPrefix, [&keep_images](const std::string& name) {
+  return removes(keys_.Images(), [&keep_images](const std::string& name) {
     return keep_images.contains(name);
   });
 }
@@ -370,21 +487,21 @@ std::string StateBucket::NewImageName() {
 absl::Status StateBucket::CreateImage(
     const std::string& name, const std::vector<std::string_view>& pieces) {
   WEFT_RETURN_IF_ERROR(CheckPathPart(name));
-  return store::CreateOnce(*store_, kImagesPrefix + name, pieces);
+  return store::CreateOnce(*store_, keys_.Images() + name, pieces);
 }
 
 absl::StatusOr<std::unique_ptr<ImageReader>> StateBucket::OpenImage(
     const std::string& name) const {
   WEFT_RETURN_IF_ERROR(CheckPathPart(name));
   auto image =
-      std::make_unique<ObjectImageReader>(store_.get(), kImagesPrefix + name);
+      std::make_unique<ObjectImageReader>(store_.get(), keys_.Images() + name);
   WEFT_RETURN_IF_ERROR(image->Open());
   return image;
 }
 
 absl::Status StateBucket::RemoveImage(const std::string& name) {
   WEFT_RETURN_IF_ERROR(CheckPathPart(name));
-  return store_->Delete(kImagesPrefix + name);
+  return store_->Delete(keys_.Images() + name);
 }
 
 }  // namespace weft::log

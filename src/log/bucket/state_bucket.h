@@ -1,14 +1,11 @@
 // Keeps the state of a server in an object store, where it survives machines.
 //
-//   FORMAT                              version and base model
-//   owners/0, logs/0/records/<place>    manifest and log (log_owner.h)
-//   logs/0/groups/<name>                groups too large for the log
-//   logs/0/snapshots/<name>             state after a part of the log
-//   logs/0/images/<name>                blocks of floats (image.h)
+//   FORMAT                      version and base model
+//   owners/<log>, logs/<log>    each log of the state (log_keys.h)
 //
-// The names of groups, snapshots and images begin with their writer's epoch. A
-// snapshot counts when the manifest names it. An owner removes nothing of a
-// later one.
+// A process has at most one of the logs. The names of groups, snapshots and
+// images begin with their writer's epoch. A snapshot counts when the manifest
+// names it. An owner removes nothing of a later one.
 #ifndef WEFT_SRC_LOG_BUCKET_STATE_BUCKET_H_
 #define WEFT_SRC_LOG_BUCKET_STATE_BUCKET_H_
 
@@ -33,8 +30,8 @@
 
 namespace weft::log {
 
-// Threads: as state.h says; one at a time may call TryTake, before other
-// threads have the state.
+// Threads: as state.h says; one at a time may call SelectLog and TryTake,
+// before other threads have the state.
 class StateBucket : public State {
  public:
   // Checks FORMAT, or writes it below a prefix that has no objects. `model` and
@@ -45,9 +42,9 @@ class StateBucket : public State {
   static absl::StatusOr<std::unique_ptr<StateBucket>> Open(
       std::unique_ptr<store::ObjectStore> store,
       const std::optional<std::string>& model, bool accept_change);
-  // Begins a state below a prefix that has no objects, and takes its log. Open
-  // refuses what is there until Finish. Errors: FAILED_PRECONDITION (there are
-  // objects), ABORTED (another process begins, too), and those of
+  // Begins a state below a prefix that has no objects, and takes its log 0.
+  // Open refuses what is there until Finish. Errors: FAILED_PRECONDITION (there
+  // are objects), ABORTED (another process begins, too), and those of
   // object_store.h.
   static absl::StatusOr<std::unique_ptr<StateBucket>> Begin(
       std::unique_ptr<store::ObjectStore> store, std::string model,
@@ -55,11 +52,26 @@ class StateBucket : public State {
   // Releases the log, and makes what is there a state. REQUIRES: Begin.
   absl::Status Finish();
 
-  // Takes the log if it is free for `self` (LogWatch). Returns whether it did.
-  // Errors: UNAVAILABLE, and others that repeating does not mend: DATA_LOSS if
-  // the manifest is damaged or missing, and those of object_store.h.
-  absl::StatusOr<bool> TryTake(const Instance& self, LogWatch* watch);
-  // Returns the manifest that TryTake has seen last.
+  // Returns the logs that processes have had, in order. A state that nobody has
+  // had has log 0.
+  absl::StatusOr<std::vector<int>> ListLogs() const;
+  // Errors: FAILED_PRECONDITION if --logs=`num_logs` leaves out logs that
+  // exist.
+  absl::Status CheckLogs(int num_logs) const;
+  // From now on reads a log that exists, by default the only one. For a process
+  // that takes none. Errors: NOT_FOUND, FAILED_PRECONDITION (there are
+  // several).
+  absl::Status SelectLog(std::optional<int> log);
+
+  // Takes one of the logs, if one is free for `self`. Log n has the n-th watch,
+  // and a log that is lost to another process is no error. Leaves a damaged log
+  // alone, and says so in the log, as long as there are others. Returns whether
+  // it has taken one. Errors: UNAVAILABLE, and others that repeating does not
+  // mend: DATA_LOSS if all logs are damaged, and those of object_store.h.
+  absl::StatusOr<bool> TryTake(const Instance& self,
+                               std::vector<LogWatch>* watches);
+  // Returns the manifest of an owner that lives, as TryTake has seen last. Its
+  // epoch is 0 if there is none. Processes with other names get other owners.
   const Manifest& seen() const { return seen_; }
   store::ObjectStore* objects() const { return store_.get(); }
   // Null before TryTake has returned true.
@@ -93,6 +105,10 @@ class StateBucket : public State {
   explicit StateBucket(std::unique_ptr<store::ObjectStore> store)
       : store_(std::move(store)) {}
 
+  // Takes a log that was free as `seen`. Returns false if another process was
+  // faster. Errors: DATA_LOSS, and those of object_store.h.
+  absl::StatusOr<bool> Take(const Instance& self, const LogKeys& keys,
+                            const SeenManifest& seen);
   absl::Status CheckFormat(const std::optional<std::string>& model,
                            bool accept_change);
   absl::StatusOr<SnapshotPlace> Newest() const;
@@ -102,6 +118,7 @@ class StateBucket : public State {
 
   const std::unique_ptr<store::ObjectStore> store_;
   std::string model_;
+  LogKeys keys_;  // Of the log that this process has, or reads.
   Manifest seen_;
   std::unique_ptr<LogOwner> owner_;
   SegmentPlaces places_;

@@ -38,6 +38,21 @@ TEST(EngineOptionsTest, RefusesMoreForATenantThanForAll) {
   EXPECT_TRUE(options.Validate().ok());
 }
 
+TEST(EngineOptionsTest, OnlyAStoreHasSeveralLogs) {
+  EngineOptions options = GoodEngine();
+  options.logs = 2;
+  const std::string refused = "--logs=2 needs --state:";
+  EXPECT_THAT(std::string(options.Validate().message()), HasSubstr(refused));
+  options.state_dir = "state";
+  EXPECT_THAT(std::string(options.Validate().message()), HasSubstr(refused));
+  options.logs = 1;
+  EXPECT_TRUE(options.Validate().ok());
+  options.state_dir = "";
+  options.state = "s3://bucket/prefix";
+  options.logs = 1000;
+  EXPECT_TRUE(options.Validate().ok());
+}
+
 TEST(TenantWeightsTest, ReadsEntries) {
   EXPECT_TRUE(ParseTenantWeights("")->empty());
   const auto weights = ParseTenantWeights("alice=4,bob.b=1000").value();

@@ -231,6 +231,7 @@ TEST(FlagsTest, NamesEveryValueOutOfRangeAtOnce) {
   const auto settings =
       Parse({"--model=m", "--max-rank=0", "--threads=-1",
              "--device-memory-share=0.01", "--sampling-share=nan",
+             "--state=s3://b/p", "--logs=1001",
              // gRPC's limit is an int.
              "--max-message-bytes=2147483648"})
           .value();
@@ -240,6 +241,7 @@ TEST(FlagsTest, NamesEveryValueOutOfRangeAtOnce) {
             HasSubstr("--threads=-1 must be from 0 to 4096"),
             HasSubstr("--device-memory-share=0.01 must be from 0.05 to 1"),
             HasSubstr("--sampling-share=nan"),
+            HasSubstr("--logs=1001 must be from 1 to 1000"),
             HasSubstr("--max-message-bytes=2147483648 must be from 1024 to "
                       "2147483647")));
 }
