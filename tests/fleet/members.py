@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
+import subprocess
 import time
 import urllib.request
 from contextlib import suppress
@@ -15,11 +17,13 @@ import daemon as daemon_module
 import models
 import raw
 from durable import KIND
+from stores import Store
 
 from weft import methods
 from weft._proto import adapters_pb2
 
 SECONDS = 60.0
+WEFTCTL = daemon_module.BUILD_DIR / "client" / "weftctl" / "weftctl"
 
 
 class Member(daemon_module.Daemon):
@@ -129,6 +133,23 @@ class Fleet:
         self.members.append(member)
         member.launch()
         return member
+
+
+def run_weftctl(store: Store, *words: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [WEFTCTL, *map(str, words), "-o", "json"],
+        env=store.environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def weftctl(store: Store, *words: Any) -> Any:
+    """Returns what a command of weftctl prints as JSON."""
+    result = run_weftctl(store, *words)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
 
 
 def pair(fleet: Fleet, *flags: str) -> tuple[Member, Member]:

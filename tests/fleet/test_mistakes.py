@@ -152,6 +152,12 @@ def store_away(case: Case) -> tuple[str, ...]:
     return f"--state={case.url}", f"Failed to connect to 127.0.0.1 port {port}"
 
 
+def too_few_logs(case: Case) -> tuple[str, ...]:
+    case.objects.put(case.url, "owners/2")
+    case.flags = ("--logs", "2")
+    return "--logs=2", f"{case.url}/owners/2", "give each process --logs=3"
+
+
 def bad_url(case: Case) -> tuple[str, ...]:
     case.url = "https://bucket/prefix"
     return "--state=https://bucket/prefix", "give s3://BUCKET/PREFIX"
@@ -178,6 +184,7 @@ MISTAKES: tuple[Mistake, ...] = (
     clock_behind,
     clock_ahead,
     store_away,
+    too_few_logs,
     bad_url,
     folder_and_store,
 )

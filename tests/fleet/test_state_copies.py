@@ -3,8 +3,6 @@ daemon works on the state."""
 
 from __future__ import annotations
 
-import json
-import subprocess
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -12,12 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import daemon as daemon_module
 import exported
 import pytest
 import stores
 from durable import Durable, train
-from members import Fleet
+from members import Fleet, weftctl
 from objects import Objects
 from stores import Store
 
@@ -26,21 +23,7 @@ pytestmark = pytest.mark.skipif(
     reason="no build/store-venv: object stores were NOT tested",
 )
 
-WEFTCTL = daemon_module.BUILD_DIR / "client" / "weftctl" / "weftctl"
 SMALL_SNAPSHOTS = ("--snapshot-log-bytes", "50000")
-
-
-def weftctl(store: Store, *words: Any) -> Any:
-    """Returns what a command of weftctl prints as JSON."""
-    result = subprocess.run(
-        [WEFTCTL, *map(str, words), "-o", "json"],
-        env=store.environment(),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert result.returncode == 0, result.stderr
-    return json.loads(result.stdout)
 
 
 def image(daemon: Any, folder: Path) -> dict[str, bytes]:
