@@ -37,12 +37,19 @@ std::optional<Reason> FindReason(const absl::Status& status) {
   return reason;
 }
 
-absl::Status MovedTo(const std::string& owner) {
+absl::Status MovedTo(const std::string& owner, const std::string& adapter) {
   if (owner.empty()) {
     return WithReason(
         absl::UnavailableError("this server stands by, and no server is known "
                                "to have the state: try again"),
         {.name = "STANDBY", .values = {}});
+  }
+  if (!adapter.empty()) {
+    return WithReason(
+        absl::FailedPreconditionError(absl::StrCat(
+            "the server at ", owner, " has adapter '", adapter, "'")),
+        {.name = "MOVED",
+         .values = {{"address", owner}, {"adapter", adapter}}});
   }
   return WithReason(
       absl::FailedPreconditionError(absl::StrCat(

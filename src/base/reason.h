@@ -29,8 +29,9 @@ std::optional<Reason> FindReason(const absl::Status& status);
 // Returns the answer of a server that stands by while the one at `owner`
 // (HOST:PORT) has the state: FAILED_PRECONDITION with the reason MOVED. If
 // `owner` is empty, nobody is known to have it: UNAVAILABLE with the reason
-// STANDBY.
-absl::Status MovedTo(const std::string& owner);
+// STANDBY. A server that has other adapters than the call's names its
+// `adapter`, so that clients do not leave it for their calls for others.
+absl::Status MovedTo(const std::string& owner, const std::string& adapter = "");
 
 }  // namespace weft
 

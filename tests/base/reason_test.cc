@@ -20,6 +20,14 @@ TEST(ReasonTest, MovedNamesTheOwner) {
   EXPECT_NE(moved.message().find("host:5"), std::string::npos);
 }
 
+TEST(ReasonTest, MovedMayNameTheOnlyAdapterThatItIsAbout) {
+  const absl::Status moved = MovedTo("host:5", "a");
+  EXPECT_TRUE(absl::IsFailedPrecondition(moved));
+  EXPECT_EQ(FindReason(moved),
+            (Reason{.name = "MOVED",
+                    .values = {{"address", "host:5"}, {"adapter", "a"}}}));
+}
+
 TEST(ReasonTest, WithoutAnOwnerTheCallIsToBeMadeAgain) {
   const absl::Status waits = MovedTo("");
   EXPECT_TRUE(absl::IsUnavailable(waits));
