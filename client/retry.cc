@@ -99,6 +99,7 @@ Failure ReadFailure(const grpc::Status& status,
   if (failure.reason == kMoved) {
     const auto owner = info.metadata().find("address");
     if (owner != info.metadata().end()) failure.owner = owner->second;
+    failure.only_adapter = info.metadata().contains("adapter");
   }
   if (failure.reason == "STALE_EPOCH") {
     failure.status.SetPayload(kStaleEpochPayload, {});

@@ -43,6 +43,8 @@ struct Failure {
   bool unsent = false;      // The call has not left: there is no connection.
   std::string reason = {};  // weft/v1/errors.proto; empty: none.
   std::string owner = {};   // The address with the reason kMoved.
+  // With the reason kMoved: the server has other adapters than the call's.
+  bool only_adapter = false;
 };
 
 // Returns how long to wait after an attempt failed, or nullopt to give up. A

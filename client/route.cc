@@ -60,9 +60,37 @@ absl::Status Route::Open(const std::string& address) {
   return absl::OkStatus();
 }
 
-std::string Route::target() const {
+absl::Status Route::OpenNamed(const std::string& asked,
+                              const std::string& named) {
+  if (!NamesAServer(named)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        asked, " names no owner's address (HOST:PORT): '", named, "'"));
+  }
+  if (const absl::Status opened = Open(named); !opened.ok()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        asked, " names the owner '", named, "': ", opened.message()));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<Route>> Route::Other(const std::string& asked,
+                                                    const std::string& named) {
+  WEFT_RETURN_IF_ERROR(OpenNamed(asked, named));
+  std::shared_ptr<Route> other(new Route({named}, security_));
+  absl::MutexLock lock(&other->mu_);
+  other->connections_[named] = ConnectionTo(named);
+  return other;
+}
+
+const std::string& Route::Target(const std::string& adapter_id) const {
+  const auto place = places_.find(adapter_id);
+  if (place != places_.end()) return place->second->second;
+  return owner_.empty() ? addresses_[place_] : owner_;
+}
+
+std::string Route::target(const std::string& adapter_id) const {
   absl::MutexLock lock(&mu_);
-  return Target();
+  return Target(adapter_id);
 }
 
 std::shared_ptr<Connection> Route::ConnectionTo(const std::string& target) {
@@ -70,23 +98,42 @@ std::shared_ptr<Connection> Route::ConnectionTo(const std::string& target) {
   return connections_.at(target);
 }
 
-absl::Status Route::Follow(const std::string& asked, const std::string& owner) {
-  if (!NamesAServer(owner)) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        asked, " names no owner's address (HOST:PORT): '", owner, "'"));
-  }
-  if (const absl::Status opened = Open(owner); !opened.ok()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        asked, " names the owner '", owner, "': ", opened.message()));
-  }
+absl::Status Route::Follow(const std::string& asked, const std::string& owner,
+                           const std::string& adapter_id, bool alone) {
+  WEFT_RETURN_IF_ERROR(OpenNamed(asked, owner));
   absl::MutexLock lock(&mu_);
   // Another call may have learnt more since this one was sent.
-  if (Target() == asked) owner_ = owner;
+  const bool all_follow = !alone && Target() == asked;
+  if (!adapter_id.empty() && Target(adapter_id) == asked) {
+    Forget(adapter_id);
+    places_[adapter_id] =
+        adapters_.insert(adapters_.end(), {adapter_id, owner});
+    if (adapters_.size() > kMaxAdapters) {
+      Forget(std::string(adapters_.front().first));
+    }
+  }
+  if (all_follow) owner_ = owner;
   return absl::OkStatus();
+}
+
+void Route::Forget(const std::string& adapter_id) {
+  const auto place = places_.find(adapter_id);
+  if (place == places_.end()) return;
+  adapters_.erase(place->second);
+  places_.erase(place);
 }
 
 void Route::Leave(const std::string& asked) {
   absl::MutexLock lock(&mu_);
+  for (auto place = places_.begin(); place != places_.end();) {
+    const auto entry = place->second;
+    if (entry->second == asked) {
+      adapters_.erase(entry);
+      place = places_.erase(place);
+    } else {
+      ++place;
+    }
+  }
   if (owner_ == asked) {
     owner_.clear();
   } else if (Target() == asked) {
@@ -94,14 +141,15 @@ void Route::Leave(const std::string& asked) {
   }
 }
 
-void Route::Restart() {
+void Route::Restart(const std::string& adapter_id) {
   absl::MutexLock lock(&mu_);
+  Forget(adapter_id);
   owner_.clear();
   place_ = 0;
 }
 
 Connection& Trip::Next() {
-  asked_ = route_->target();
+  asked_ = route_->target(adapter_id_);
   connection_ = route_->ConnectionTo(asked_);
   return *connection_;
 }
@@ -110,10 +158,11 @@ absl::StatusOr<bool> Trip::GoesOn(const Failure& failure) {
   if (failure.reason == kMoved) {
     if (hops_ < kMaxHops) {
       ++hops_;
-      WEFT_RETURN_IF_ERROR(route_->Follow(asked_, failure.owner));
+      WEFT_RETURN_IF_ERROR(route_->Follow(asked_, failure.owner, adapter_id_,
+                                          failure.only_adapter));
       return true;
     }
-    route_->Restart();
+    route_->Restart(adapter_id_);
   } else if (absl::IsUnavailable(failure.status)) {
     if (!failure.from_server || failure.reason == kStandby) {
       route_->Leave(asked_);
@@ -121,7 +170,7 @@ absl::StatusOr<bool> Trip::GoesOn(const Failure& failure) {
     // Once for each address, and for an owner.
     if (failure.unsent && unsent_ < route_->num_addresses()) {
       ++unsent_;
-      return route_->target() != asked_;
+      return route_->target(adapter_id_) != asked_;
     }
   }
   hops_ = 0;

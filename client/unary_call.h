@@ -37,6 +37,8 @@ struct Reply {
   Response message;
   // True if the server sent a stored reply, because the step ran before.
   bool replayed = false;
+  // The address of the server, if the call has a trip.
+  std::string server = {};
 };
 
 // Returns the adapter that a request names; empty if it names none.
@@ -120,7 +122,8 @@ class UnaryCall final
       NoteAnswer();
       const bool replayed =
           context_->GetServerTrailingMetadata().count("weft-replayed") > 0;
-      End(Reply<Response>{std::move(response_), replayed});
+      End(Reply<Response>{std::move(response_), replayed,
+                          trip_ == nullptr ? "" : trip_->asked()});
       return;
     }
     Failure failure = ReadFailure(status, *context_);
@@ -198,7 +201,8 @@ std::shared_ptr<UnaryCall<Request, Response>> MakeCall(
     std::shared_ptr<Route> route,
     AsyncMethod<Methods, Request, Response> method, Request request,
     CallOptions options, typename UnaryCall<Request, Response>::Done done) {
-  const auto trip = std::make_shared<Trip>(std::move(route));
+  const std::shared_ptr<Trip> trip =
+      std::make_shared<Trip>(std::move(route), AdapterOf(request));
   auto start = [trip, method](grpc::ClientContext* context, const Request* sent,
                               Response* response,
                               std::function<void(grpc::Status)> end) {

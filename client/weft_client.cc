@@ -1,7 +1,9 @@
 #include "client/weft_client.h"
 
+#include <algorithm>
 #include <cstring>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -65,6 +67,16 @@ Request OfAdapter(absl::string_view adapter_id) {
   return request;
 }
 
+// Also removes adapters that two servers list.
+void OrderById(google::protobuf::RepeatedPtrField<v1::Adapter>& adapters) {
+  const auto id = [](const v1::Adapter& one) -> const std::string& {
+    return one.adapter_id();
+  };
+  std::ranges::sort(adapters, {}, id);
+  const auto rest = std::ranges::unique(adapters, {}, id);
+  adapters.erase(rest.begin(), rest.end());
+}
+
 // Messages are little-endian, as are x86-64 and AArch64.
 template <typename T>
 std::string ToRaw(const std::vector<T>& values) {
@@ -122,7 +134,7 @@ CallOptions Client::call_options(bool repeat) const {
 absl::Status Client::Once(absl::string_view adapter_id,
                           const Attempt& attempt) const {
   const absl::Time deadline = SteadyNow() + options_.timeout;
-  Trip trip(route_);
+  Trip trip(route_, std::string(adapter_id));
   while (true) {
     grpc::ClientContext context;
     context.set_deadline(ToGrpcTime(deadline));
@@ -289,14 +301,57 @@ absl::StatusOr<v1::Adapter> Client::GetAdapter(absl::string_view adapter_id) {
   return std::move(*response.mutable_adapter());
 }
 
-absl::StatusOr<v1::ListAdaptersResponse> Client::ListAdapters() {
-  v1::ListAdaptersResponse all;
+absl::StatusOr<Reply<v1::ListAdaptersResponse>> Client::ListOne(
+    const std::shared_ptr<Route>& route) const {
+  CallOptions options = call_options();
+  options.answered = route->answered();
+  Reply<v1::ListAdaptersResponse> all;
   v1::ListAdaptersRequest request;
   do {
-    WEFT_ASSIGN_OR_RETURN(auto page, Wait(&Adapters::ListAdapters, request));
-    request.set_page_token(page.next_page_token());
-    all.mutable_adapters()->MergeFrom(page.adapters());
+    WEFT_ASSIGN_OR_RETURN(
+        auto page,
+        Send(route, &Adapters::ListAdapters, request, options).get());
+    // Another server has other adapters: it begins anew.
+    if (!request.page_token().empty() && page.server != all.server) {
+      return ListOne(route);
+    }
+    request.set_page_token(page.message.next_page_token());
+    all.message.MergeFrom(page.message);
+    all.server = std::move(page.server);
   } while (!request.page_token().empty());
+  all.message.clear_next_page_token();
+  return all;
+}
+
+absl::StatusOr<v1::ListAdaptersResponse> Client::ListAdapters(
+    bool of_all_servers) {
+  // Each server by the address that names it; empty: that of the client's
+  // calls.
+  std::vector<std::pair<std::string, std::shared_ptr<Route>>> servers = {
+      {"", route_}};
+  v1::ListAdaptersResponse all;
+  for (size_t i = 0; i < servers.size(); ++i) {
+    const auto [named, route] = servers[i];
+    const auto list = ListOne(route);
+    if (!list.ok()) {
+      if (named.empty()) return list.status();
+      return absl::Status(list.status().code(),
+                          absl::StrCat("no adapters of ", named, ": ",
+                                       list.status().message()));
+    }
+    all.mutable_adapters()->MergeFrom(list->message.adapters());
+    if (!of_all_servers || list->server == named) continue;
+    // The first server, or one in place of another, which may know a third.
+    for (const std::string& other : list->message.others()) {
+      if (std::ranges::any_of(
+              servers, [&](const auto& one) { return one.first == other; })) {
+        continue;
+      }
+      WEFT_ASSIGN_OR_RETURN(auto way, route->Other(list->server, other));
+      servers.emplace_back(other, std::move(way));
+    }
+  }
+  if (servers.size() > 1) OrderById(*all.mutable_adapters());
   return all;
 }
 

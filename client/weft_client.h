@@ -43,7 +43,7 @@ namespace weft::client {
 struct ClientOptions {
   // The server's address, or those of several servers with commas between them:
   // the client calls the next when one cannot be reached. If another server has
-  // the state, the client calls that one (route.h).
+  // the state, or a call's adapter, the client calls that one (route.h).
   std::string target = "127.0.0.1:50051";
   // The time for each call, including its repetitions.
   absl::Duration timeout = absl::Minutes(10);
@@ -122,7 +122,11 @@ class Client {
       const v1::UploadOptions& options, const std::string& folder);
 
   absl::StatusOr<v1::Adapter> GetAdapter(absl::string_view adapter_id);
-  absl::StatusOr<v1::ListAdaptersResponse> ListAdapters();
+  // Returns all adapters. Of servers that share a state, each has some of them:
+  // the error of one that does not list its adapters has its address.
+  // If not `of_all_servers`, returns those of the one that the client calls.
+  absl::StatusOr<v1::ListAdaptersResponse> ListAdapters(
+      bool of_all_servers = true);
   absl::Status DeleteAdapter(absl::string_view adapter_id);
   // SaveCheckpoint, LoadCheckpoint and PublishSnapshot are repeated only if the
   // request sets `step`. Otherwise the server might run the request twice.
@@ -162,6 +166,10 @@ class Client {
   // Makes a call that is not repeated, but goes on to other servers while it
   // has not run.
   absl::Status Once(absl::string_view adapter_id, const Attempt& attempt) const;
+
+  // Returns one server's adapters, the addresses of others, and its own.
+  absl::StatusOr<Reply<v1::ListAdaptersResponse>> ListOne(
+      const std::shared_ptr<Route>& route) const;
 
   // Calls `method` and waits for the reply.
   template <typename Methods, typename Request, typename Response>

@@ -81,7 +81,8 @@ absl::Status Health(const Session& session) {
 // Saves every adapter under one name. Goes on after a failure, and says at the
 // end how many there were.
 absl::Status SaveAll(const Session& session) {
-  WEFT_ASSIGN_OR_RETURN(const auto adapters, session.client.ListAdapters());
+  WEFT_ASSIGN_OR_RETURN(const auto adapters,
+                        session.client.ListAdapters(/*of_all_servers=*/false));
   const std::string name =
       absl::FormatTime("drain-%Y%m%d-%H%M%S", absl::Now(), absl::UTCTimeZone());
   int failed = 0;

@@ -68,6 +68,12 @@ class RouteTest : public ::testing::Test {
     return Client::Connect(options).value();
   }
 
+  // The next call of this RPC is told that another server has its adapter.
+  static void NameOwnerOf(const std::string& adapter_id, CannedServer& asked,
+                          const std::string& owner, const std::string& rpc) {
+    asked.engine().FailNext(MovedTo(owner, adapter_id), rpc);
+  }
+
   // The next call of this RPC, or of any if it is empty, is told who the owner
   // is.
   static void Name(CannedServer& asked, const std::string& owner,
@@ -241,6 +247,127 @@ TEST_F(RouteTest, AnAnswerThatComesLateChangesNothing) {
   EXPECT_EQ(route->target(), "a:5");
 }
 
+TEST_F(RouteTest, CallsForEachAdapterGoToItsOwnerAfterTheFirst) {
+  const auto client = ClientOf(standby_.target());
+  const auto a = client->CreateAdapter("a").value();
+  NameOwnerOf("b", standby_, owner_.target(), "CreateAdapter");
+  const auto b = client->CreateAdapter("b").value();
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_TRUE(a->OptimStep().get().ok());
+    EXPECT_TRUE(b->OptimStep().get().ok());
+  }
+  EXPECT_TRUE(client->WriteSnapshot().ok());
+  v1::SampleRequest sample;
+  sample.set_adapter_id("b");
+  sample.add_prompt(1);
+  sample.mutable_config()->set_max_tokens(1);
+  EXPECT_TRUE(
+      client->SampleStream(sample, [](const auto&) { return true; }).ok());
+  EXPECT_THAT(standby_.engine().seen().arrived,
+              ElementsAre(Pair("CreateAdapter", 0), Pair("CreateAdapter", 0),
+                          Pair("OptimStep", 1), Pair("OptimStep", 2),
+                          Pair("WriteSnapshot", 0)));
+  EXPECT_THAT(owner_.engine().seen().arrived,
+              ElementsAre(Pair("CreateAdapter", 0), Pair("OptimStep", 1),
+                          Pair("OptimStep", 2), Pair("SampleStream", 0)));
+}
+
+TEST_F(RouteTest, AStreamAndAnUploadFindTheOwnerOfTheirAdapter) {
+  ASSERT_TRUE(ClientOf(owner_.target())->CreateAdapter("b").ok());
+  const auto client = ClientOf(standby_.target(), 1);
+  NameOwnerOf("b", standby_, owner_.target(), "SampleStream");
+  v1::SampleRequest sample;
+  sample.set_adapter_id("b");
+  sample.add_prompt(1);
+  sample.mutable_config()->set_max_tokens(1);
+  const auto keep = [](const auto&) { return true; };
+  EXPECT_TRUE(client->SampleStream(sample, keep).ok());
+  EXPECT_TRUE(client->SampleStream(sample, keep).ok());
+  EXPECT_EQ(Arrived(standby_), 1);
+  EXPECT_EQ(Arrived(owner_), 3);
+  const TempFolder temporary;
+  const std::string folder = temporary.path() + "/files";
+  ASSERT_TRUE(client->ExportAdapter("b", "", folder).ok());
+  NameOwnerOf("c", standby_, owner_.target(), "ImportAdapter");
+  EXPECT_TRUE(client->ImportAdapter("c", folder).ok());
+  EXPECT_TRUE(client->GetAdapter("c").ok());
+  EXPECT_EQ(Arrived(standby_), 2);
+}
+
+TEST_F(RouteTest, OnlyTheAdaptersOfAServerThatIsGoneAreAskedForAgain) {
+  auto gone = std::make_unique<CannedServer>();
+  const auto client = ClientOf(standby_.target());
+  for (const char* const id : {"a", "b", "c"}) {
+    NameOwnerOf(id, standby_, id[0] == 'b' ? owner_.target() : gone->target(),
+                "CreateAdapter");
+    ASSERT_TRUE(client->CreateAdapter(id).ok());
+  }
+  gone.reset();
+  EXPECT_TRUE(client->CreateAdapter("b").ok());
+  EXPECT_EQ(Arrived(standby_), 3);
+  for (const char* const id : {"a", "c"}) {
+    NameOwnerOf(id, standby_, owner_.target(), "CreateAdapter");
+    EXPECT_TRUE(client->CreateAdapter(id).ok());
+    EXPECT_TRUE(client->GetAdapter(id).ok());
+  }
+  EXPECT_TRUE(client->CreateAdapter("b").ok());
+  EXPECT_EQ(Arrived(standby_), 5);
+  EXPECT_EQ(Arrived(owner_), 5);
+  EXPECT_TRUE(client->WriteSnapshot().ok());
+  EXPECT_EQ(Arrived(standby_), 6);
+}
+
+TEST_F(RouteTest, AnAdaptersCallsPauseAfterThreeHops) {
+  for (int i = 0; i < 2; ++i) {
+    NameOwnerOf("a", standby_, owner_.target(), "CreateAdapter");
+    NameOwnerOf("a", owner_, standby_.target(), "CreateAdapter");
+  }
+  const auto client = ClientOf(standby_.target());
+  const absl::Time begin = SteadyNow();
+  EXPECT_TRUE(client->CreateAdapter("a").ok());
+  EXPECT_GE(SteadyNow() - begin, absl::Milliseconds(100));
+  EXPECT_EQ(Arrived(standby_), 3);
+  EXPECT_EQ(Arrived(owner_), 2);
+}
+
+TEST_F(RouteTest, AnAddressIsForgottenForAllAdaptersThatWereSentThere) {
+  const auto route = Route::Create("a:5,b:5", {}).value();
+  EXPECT_TRUE(route->Follow("a:5", "c:5", "x", true).ok());
+  EXPECT_TRUE(route->Follow("a:5", "d:5", "y", true).ok());
+  EXPECT_TRUE(route->Follow("a:5", "c:5", "z", true).ok());
+  // It comes late.
+  EXPECT_TRUE(route->Follow("a:5", "d:5", "x", true).ok());
+  const auto targets = [&route] {
+    std::vector<std::string> found;
+    for (const char* const id : {"x", "y", "z", ""}) {
+      found.push_back(route->target(id));
+    }
+    return found;
+  };
+  EXPECT_THAT(targets(), ElementsAre("c:5", "d:5", "c:5", "a:5"));
+  route->Leave("c:5");
+  EXPECT_THAT(targets(), ElementsAre("a:5", "d:5", "a:5", "a:5"));
+  route->Leave("a:5");
+  EXPECT_THAT(targets(), ElementsAre("b:5", "d:5", "b:5", "b:5"));
+  route->Restart("y");
+  EXPECT_THAT(targets(), ElementsAre("a:5", "a:5", "a:5", "a:5"));
+}
+
+TEST_F(RouteTest, ABoundedNumberOfAdaptersIsRemembered) {
+  const auto route = Route::Create("a:5", {}).value();
+  for (size_t i = 0; i < Route::kMaxAdapters; ++i) {
+    EXPECT_TRUE(route->Follow("a:5", "c:5", absl::StrCat(i), true).ok());
+  }
+  EXPECT_EQ(route->target("0"), "c:5");
+  // It is the newest now, and 1 the oldest.
+  EXPECT_TRUE(route->Follow("c:5", "d:5", "0", true).ok());
+  EXPECT_TRUE(route->Follow("a:5", "c:5", "more", true).ok());
+  EXPECT_EQ(route->target("0"), "d:5");
+  EXPECT_EQ(route->target("1"), "a:5");
+  EXPECT_EQ(route->target("2"), "c:5");
+  EXPECT_EQ(route->target("more"), "c:5");
+}
+
 TEST_F(RouteTest, EachAddressOfAListIsChecked) {
   const std::string targets = absl::StrCat(owner_.target(), ",b:5");
   EXPECT_TRUE(Route::Create(targets, {}).ok());
@@ -260,6 +387,32 @@ TEST_F(RouteTest, WeftctlTakesSeveralAddresses) {
   EXPECT_EQ(status, 0) << err.str();
   EXPECT_THAT(owner_.engine().seen().arrived,
               ElementsAre(Pair("WriteSnapshot", 0)));
+}
+
+TEST_F(RouteTest, WeftctlFindsTheOwnerOfAnAdapter) {
+  NameOwnerOf("b", standby_, owner_.target(), "CreateAdapter");
+  std::ostringstream out;
+  std::ostringstream err;
+  const auto run = [&](std::vector<std::string> command) {
+    command.insert(command.end(), {"--server", standby_.target()});
+    return weftctl::RunWeftctl(command, {.out = out, .err = err});
+  };
+  // It also gets the adapter, which the first server does not have.
+  EXPECT_EQ(run({"adapters", "create", "b"}), 0) << err.str();
+  EXPECT_EQ(Arrived(standby_), 1);
+  EXPECT_EQ(Arrived(owner_), 1);
+  NameOwnerOf("b", standby_, owner_.target(), "SampleStream");
+  EXPECT_EQ(run({"sample", "--adapter", "b", "--prompt-tokens", "1",
+                 "--max-tokens", "1", "--stream"}),
+            0)
+      << err.str();
+  EXPECT_EQ(Arrived(owner_), 2);
+  for (int i = 0; i < 2; ++i) {
+    NameOwnerOf("c", standby_, owner_.target(), "CreateAdapter");
+    NameOwnerOf("c", owner_, standby_.target(), "CreateAdapter");
+  }
+  EXPECT_EQ(run({"adapters", "create", "c"}), 0) << err.str();
+  EXPECT_EQ(Arrived(standby_), 5);
 }
 
 }  // namespace
