@@ -22,7 +22,7 @@ from weft.data import ModelTokenizer, Record
 from weft.datum import Datum
 from weft.errors import AlreadyExists, FailedPrecondition, NotFound, WeftError
 from weft.folders import FolderWriter, import_requests, upload_requests
-from weft.operations import Caller
+from weft.operations import Caller, Reply
 from weft.options import takes
 from weft.retry import RetryPolicy
 from weft.route import Route
@@ -64,10 +64,10 @@ class AsyncClient(AsyncSampler):
 
     target: the server's address, HOST:PORT, or those of several servers with commas
     between them, of which the client calls the next when one cannot be reached. If
-    another server has the state, the client calls that one. timeout: the seconds that a
-    call may take, including retries; None: no limit. retry: how often and after which
-    delays a failed call is repeated. security: TLS and token for all servers; None
-    reads them from the environment.
+    another server has the state, or a call's adapter, the client calls that one.
+    timeout: the seconds that a call may take, including retries; None: no limit. retry:
+    how often and after which delays a failed call is repeated. security: TLS and token
+    for all servers; None reads them from the environment.
     """
 
     def __init__(
@@ -239,15 +239,54 @@ class AsyncClient(AsyncSampler):
             raise
 
     async def adapters(self) -> list[AdapterInfo]:
-        """Returns all adapters, ordered by id."""
-        found: list[AdapterInfo] = []
+        """Returns all adapters, ordered by id.
+
+        Of servers that share a state, each has some of the adapters. The error of a
+        server that does not list its adapters has its address.
+        """
+        found: dict[str, AdapterInfo] = {}
+        # Each server by the address that names it; "": that of the client's calls.
+        servers = [("", self._caller)]
+        for named, caller in servers:
+            try:
+                adapters, others, answered = await self._list(caller)
+            except WeftError as error:
+                if named:
+                    error.message = f"no adapters of {named}: {error.message}"
+                raise
+            for adapter in adapters:
+                found[adapter.adapter_id] = convert.to_adapter_info(adapter)
+            if named == answered:
+                continue
+            # The first server, or one in place of another, which may know a third.
+            known = dict(servers)
+            for other in others:
+                if other not in known:
+                    servers.append((other, caller.other(answered, other)))
+        if len(servers) == 1:
+            return [*found.values()]
+        return [found[adapter_id] for adapter_id in sorted(found)]
+
+    async def _list(
+        self, caller: Caller
+    ) -> tuple[list[adapters_pb2.Adapter], Iterable[str], str]:
+        """Returns one server's adapters, the addresses of others, and its own."""
         request = adapters_pb2.ListAdaptersRequest()
-        while True:
-            page = await self._call(methods.LIST_ADAPTERS, request)
-            found += map(convert.to_adapter_info, page.adapters)
-            if not page.next_page_token:
-                return found
-            request.page_token = page.next_page_token
+        first = page = await self._page(caller, request)
+        adapters = [*first.message.adapters]
+        while page.message.next_page_token:
+            request.page_token = page.message.next_page_token
+            page = await self._page(caller, request)
+            if page.server != first.server:  # That one has other adapters.
+                return await self._list(caller)
+            adapters += page.message.adapters
+        return adapters, first.message.others, first.server
+
+    async def _page(
+        self, caller: Caller, request: adapters_pb2.ListAdaptersRequest
+    ) -> Reply[adapters_pb2.ListAdaptersResponse]:
+        operation = caller.call(methods.LIST_ADAPTERS, request)
+        return await self._driver.run(operation)
 
     async def delete_adapter(self, adapter_id: str) -> None:
         """Deletes an adapter and its snapshots. Its checkpoints stay on disk."""

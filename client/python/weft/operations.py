@@ -28,6 +28,7 @@ from weft.errors import (
 from weft.methods import GET_ADAPTER, Method, RequestT, ResponseT
 from weft.retry import NO_RETRY, RetryPolicy, next_delay
 from weft.route import Route, Trip
+from weft.routing import adapter_of
 from weft.steps import Outcome, StepCounter, StepSlot
 from weft.texts import Texts
 
@@ -88,10 +89,12 @@ Effect = Call | Sleep | Work
 
 @dataclass(frozen=True)
 class Reply(Generic[ResponseT]):
-    """The reply of a call, with its trailing metadata."""
+    """The reply of a call, with its trailing metadata, and the address of the server
+    that sent it."""
 
     message: ResponseT
     trailers: dict[str, str] = field(default_factory=dict)
+    server: str = ""
 
     @property
     def replayed(self) -> bool:
@@ -138,6 +141,11 @@ class Caller:
         self._closed = False
         self._process = os.getpid()
 
+    def other(self, asked: str, named: str) -> Caller:
+        """Returns a caller of another server, which the one at `asked` names. As a new
+        client, it gives up soon if it reaches none. Raises as Route.follow."""
+        return Caller(self.route.other(asked, named), self.timeout, self.policy)
+
     def close(self) -> None:
         """Makes all later calls raise FailedPrecondition."""
         self._closed = True
@@ -178,12 +186,12 @@ class Caller:
         limit = self.timeout if timeout is None else timeout
         began = sent = time.monotonic()
         deadline = began + limit
-        trip = Trip(self.route)
+        trip = Trip(self.route, adapter_of(request))
         repeated = False
         unanswered = 0  # Consecutive failures without a server's retry hint.
         while True:
             remaining = deadline - time.monotonic()
-            target = self.route.target
+            target = trip.next()
             try:
                 if slot is not None and slot.withdrawn_because is not None:
                     raise Cancelled(slot.withdrawn_because)
@@ -192,11 +200,11 @@ class Caller:
                     target, method, request, remaining, slot
                 )
                 self.contact.made()
-                return reply
+                return Reply(reply.message, reply.trailers, target)
             except WeftError as error:
                 if gone_is_done and repeated and error.code == "NOT_FOUND":
                     return Reply(method.response_type())
-                if trip.goes_on(target, error):
+                if trip.goes_on(error):
                     self.contact.note(error)
                     continue
                 remaining = deadline - time.monotonic()

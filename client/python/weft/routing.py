@@ -32,15 +32,20 @@ def split_model(model: str) -> tuple[str, str | None]:
     return adapter, snapshot if at else None
 
 
+def adapter_of(request: object) -> str:
+    """Returns the id of the adapter that a request is for; "" if it is for none."""
+    # SampleStreamRequest holds a SampleRequest.
+    named = getattr(request, "request", request)
+    return str(getattr(named, "adapter_id", ""))
+
+
 def call_metadata(request: object) -> Metadata:
     """Returns the metadata of a call.
 
     Raises InvalidArgument if the request names an adapter that no server can have,
     because a proxy may end other calls of the connection for a header that is too long.
     """
-    # SampleStreamRequest holds a SampleRequest.
-    named = getattr(request, "request", request)
-    adapter_id = str(getattr(named, "adapter_id", ""))
+    adapter_id = adapter_of(request)
     if not adapter_id:
         return trace_metadata.get()
     tenant, tilde, name = adapter_id.partition("~")

@@ -16,7 +16,7 @@ from weft.convert import to_sample_delta
 from weft.methods import Bound, Method, RequestT, ResponseT
 from weft.operations import Effect, Operation, Reply, Sleep, Work, none_ended, or_none
 from weft.route import Links, Route, Trip
-from weft.routing import call_metadata
+from weft.routing import adapter_of, call_metadata
 from weft.types import SampleDelta
 
 T = TypeVar("T")
@@ -172,9 +172,9 @@ class TaskDriver:
         cancels the call."""
         metadata = self._metadata + call_metadata(request)
         deadline = time.monotonic() + timeout
-        trip = Trip(self._route)
+        trip = Trip(self._route, adapter_of(request))
         while True:
-            target = self._route.target
+            target = trip.next()
             left = or_none(deadline - time.monotonic())
             call = self._callable(target, method)(
                 request, timeout=left, metadata=metadata
@@ -187,7 +187,7 @@ class TaskDriver:
                 failure = errors.from_rpc_error(error)
             finally:
                 call.cancel()
-            if not trip.goes_on(target, failure):
+            if not trip.goes_on(failure):
                 raise failure
 
     async def deltas(

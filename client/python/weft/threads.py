@@ -36,7 +36,7 @@ from weft.operations import (
     or_none,
 )
 from weft.route import Links, Route, Trip
-from weft.routing import call_metadata
+from weft.routing import adapter_of, call_metadata
 from weft.types import SampleDelta
 
 T = TypeVar("T")
@@ -215,7 +215,7 @@ class ThreadDriver:
         Without it and without a call in flight, gRPC looks only every 5 seconds whether
         the connection that it is opening is open.
         """
-        target = self._route.target
+        target = self._route.target()
         if target not in self._watched and not self.closed:
             self._watched.add(target)
             channel = self._links.channel(target)
@@ -298,9 +298,9 @@ class ThreadDriver:
         cancels the call."""
         metadata = self._metadata + call_metadata(request)
         deadline = time.monotonic() + timeout
-        trip = Trip(self._route)
+        trip = Trip(self._route, adapter_of(request))
         while True:
-            target = self._route.target
+            target = trip.next()
             left = or_none(deadline - time.monotonic())
             call = self._links.bound(target, method)(
                 request, timeout=left, metadata=metadata
@@ -312,7 +312,7 @@ class ThreadDriver:
                 failure = errors.from_rpc_error(error)
             finally:
                 call.cancel()
-            if not trip.goes_on(target, failure):
+            if not trip.goes_on(failure):
                 raise failure
 
     def deltas(
