@@ -125,7 +125,9 @@ absl::StatusOr<ListAdaptersRequest> Validate(
     WEFT_RETURN_IF_ERROR(CheckAdapterId("page_token", request.page_token(),
                                         limits.engine_names));
   }
-  return ListAdaptersRequest{.size = size, .after = request.page_token()};
+  return ListAdaptersRequest{.size = size,
+                             .after = request.page_token(),
+                             .others = request.page_token().empty()};
 }
 
 absl::StatusOr<std::string> Validate(const v1::GetAdapterRequest& request,

@@ -208,6 +208,7 @@ void ToProto(const AdapterPage& page, v1::ListAdaptersResponse* out) {
     ToProto(info, out->add_adapters());
   }
   if (page.more) out->set_next_page_token(page.adapters.back().adapter_id);
+  out->mutable_others()->Assign(page.others.begin(), page.others.end());
 }
 
 void ToProto(const std::vector<CheckpointInfo>& checkpoints,

@@ -40,8 +40,8 @@ std::optional<Reason> FindReason(const absl::Status& status) {
 absl::Status MovedTo(const std::string& owner, const std::string& adapter) {
   if (owner.empty()) {
     return WithReason(
-        absl::UnavailableError("this server stands by, and no server is known "
-                               "to have the state: try again"),
+        absl::UnavailableError("no server is known to have what the call is "
+                               "for, until one takes it over: try again"),
         {.name = "STANDBY", .values = {}});
   }
   if (!adapter.empty()) {
@@ -53,7 +53,7 @@ absl::Status MovedTo(const std::string& owner, const std::string& adapter) {
   }
   return WithReason(
       absl::FailedPreconditionError(absl::StrCat(
-          "this server stands by: the server at ", owner, " has the state")),
+          "the server at ", owner, " has what the call is for: call it there")),
       {.name = "MOVED", .values = {{"address", owner}}});
 }
 

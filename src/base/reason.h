@@ -26,8 +26,8 @@ absl::Status WithReason(absl::Status status, const Reason& reason);
 // Returns nullopt if the status carries no reason.
 std::optional<Reason> FindReason(const absl::Status& status);
 
-// Returns the answer of a server that stands by while the one at `owner`
-// (HOST:PORT) has the state: FAILED_PRECONDITION with the reason MOVED. If
+// Returns the answer to a call for a state, or for an adapter, that the server
+// at `owner` (HOST:PORT) has: FAILED_PRECONDITION with the reason MOVED. If
 // `owner` is empty, nobody is known to have it: UNAVAILABLE with the reason
 // STANDBY. A server that has other adapters than the call's names its
 // `adapter`, so that clients do not leave it for their calls for others.

@@ -9,6 +9,7 @@
 #include "src/base/options/options.h"
 #include "src/base/threads/worker.h"
 #include "src/base/tokens.h"
+#include "src/directory/directory.h"
 #include "src/dispatch/dispatcher.h"
 #include "src/engine/device/compute_device.h"
 #include "src/engine/device/compute_guard.h"
@@ -34,7 +35,8 @@ struct EngineContext {
   EngineProbe& probe;
   log::Recorder& recorder;
   SampleRecords& sample_records;
-  log::State* state;  // Null without --state-dir.
+  log::State* state;                // Null without --state-dir and --state.
+  directory::Directory* directory;  // Null without --state.
   // Must be called before an adapter changes or is removed. If a running
   // snapshot still needs the adapter's old state, the call copies the old state
   // (snapshotter.h).

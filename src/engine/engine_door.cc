@@ -167,9 +167,15 @@ bool EngineImpl::Finds(const std::string& adapter_id,
   if (dispatcher_.adapters().KeyOf(adapter_id)) return true;
   if (!IsOpenFor(done)) return false;
   context_.PostIo(adapter_id, [this, adapter_id, done] {
-    const absl::Status named = context_.files.NameOthers(
-        dispatch::NoSuchAdapter(adapter_id), adapter_id);
-    context_.Reply(done, named);
+    absl::Status absent;
+    if (context_.directory != nullptr) {
+      absent = context_.directory->Find(adapter_id);
+    }
+    if (absent.ok()) {
+      absent = context_.files.NameOthers(dispatch::NoSuchAdapter(adapter_id),
+                                         adapter_id);
+    }
+    context_.Reply(done, absent);
   });
   return false;
 }
@@ -327,11 +333,23 @@ void EngineImpl::GetAdapter(std::string adapter_id,
 
 void EngineImpl::ListAdapters(ListAdaptersRequest request,
                               Callback<AdapterPage> done) {
-  done(dispatcher_.adapters().List(request));
+  absl::StatusOr<AdapterPage> page = dispatcher_.adapters().List(request);
+  const bool has_others =
+      context_.directory != nullptr && context_.directory->has_others();
+  if (!page.ok() || !request.others || !has_others) {
+    return done(std::move(page));
+  }
+  RunOnDisk(request.prefix, std::move(done),
+            [this, page = *std::move(page)]() -> absl::StatusOr<AdapterPage> {
+              AdapterPage all = page;
+              WEFT_ASSIGN_OR_RETURN(all.others,
+                                    context_.directory->OtherOwners());
+              return all;
+            });
 }
 
 void EngineImpl::ReportMetrics(MetricReport report, Callback<bool> done) {
-  if (!IsReady(dispatcher_, report.adapter_id, done)) return;
+  if (!Finds(report.adapter_id, done)) return;
   const absl::Status status = dispatcher_.adapters().Report(report);
   status.ok() ? done(true) : done(status);
 }
@@ -397,7 +415,7 @@ Activity EngineImpl::activity(const ActivityQuery& query) const {
 // Calls IsOpenFor and not Admit, because a deletion must work on a full disk,
 // where Admit fails.
 void EngineImpl::DeleteAdapter(std::string adapter_id, Callback<bool> done) {
-  if (IsReady(dispatcher_, adapter_id, done) && IsOpenFor(done)) {
+  if (Finds(adapter_id, done) && IsOpenFor(done)) {
     manager_.Delete(std::move(adapter_id), std::move(done));
   }
 }
@@ -455,14 +473,14 @@ void EngineImpl::UploadCheckpoint(UploadCheckpointRequest request,
 
 void EngineImpl::ReleaseSnapshot(ReleaseSnapshotRequest request,
                                  Callback<bool> done) {
-  if (IsReady(dispatcher_, request.adapter_id, done) && IsOpenFor(done)) {
+  if (Finds(request.adapter_id, done) && IsOpenFor(done)) {
     manager_.ReleaseSnapshot(std::move(request), std::move(done));
   }
 }
 
 void EngineImpl::ExportAdapter(ExportAdapterRequest request,
                                Callback<PeftFiles> done) {
-  if (IsReady(dispatcher_, request.adapter_id, done)) {
+  if (Finds(request.adapter_id, done)) {
     manager_.Export(std::move(request), std::move(done));
   }
 }

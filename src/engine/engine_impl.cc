@@ -159,6 +159,7 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
                .recorder = recorder_,
                .sample_records = sample_records_,
                .state = parts_.state.get(),
+               .directory = parts_.directory.get(),
                .before_change =
                    [this](AdapterKey key) { snapshots_.BeforeChange(key); },
                .io = io_,

@@ -21,6 +21,7 @@
 #include "src/base/options/options.h"
 #include "src/base/threads/worker.h"
 #include "src/checkpoint/checkpoint_files.h"
+#include "src/directory/directory.h"
 #include "src/dispatch/dispatcher.h"
 #include "src/engine/adapters/adapter_io.h"
 #include "src/engine/adapters/adapter_manager.h"
@@ -69,6 +70,7 @@ struct EngineParts {
   // Null without --state-dir and --state.
   std::unique_ptr<BucketMetrics> bucket_metrics;
   std::unique_ptr<log::State> state;
+  std::unique_ptr<directory::Directory> directory;  // Null without --state.
   std::unique_ptr<log::RunningSteps> running;
   std::unique_ptr<checkpoint::CheckpointFiles> checkpoints;
 };

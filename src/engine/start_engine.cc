@@ -121,6 +121,7 @@ OnStandby StandBy(const OnStandby& on_standby, parallel::Links* links) {
 
 void GiveState(engine::OpenedState opened, engine::EngineParts* parts) {
   parts->checkpoints = engine::OpenCheckpoints(opened, parts->options);
+  parts->directory = engine::OpenAdapterDirectory(opened, parts->options);
   parts->bucket_metrics = std::move(opened.metrics);
   parts->state = std::move(opened.state);
   parts->running = std::move(opened.running);

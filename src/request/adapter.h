@@ -147,11 +147,14 @@ struct ListAdaptersRequest {
   size_t size = 100;
   std::string after;
   std::string prefix;  // Lists the ids that begin with it.
+  bool others = false;  // Returns AdapterPage::others.
 };
 
 struct AdapterPage {
   std::vector<AdapterInfo> adapters;  // By id.
   bool more = false;                  // More adapters follow.
+  // HOST:PORT of each server that has adapters of the same store.
+  std::vector<std::string> others;
 };
 
 struct CreateAdapterRequest {

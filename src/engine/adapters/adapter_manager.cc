@@ -48,7 +48,44 @@ bool AdapterManager::Forget(const std::string& adapter_id) {
   if (!key || *key == AdapterKey::kBaseModel) return false;
   Remove(*key);
   context_.recorder.Write(log::RemovedRecord{.key = *key});
+  FreeName(adapter_id);
   return true;
+}
+
+void AdapterManager::WhenClaimed(
+    const std::string& adapter_id,
+    std::function<void(const absl::Status&)> then) {
+  if (context_.directory == nullptr) return then(absl::OkStatus());
+  context_.PostIo(adapter_id, [this, adapter_id, then = std::move(then)] {
+    const absl::Status claimed = context_.directory->Claim(adapter_id);
+    context_.dispatcher.Post(
+        [this, adapter_id, claimed, then](const absl::Status& open) {
+          if (claimed.ok() && !open.ok()) EndClaim(adapter_id, /*made=*/false);
+          then(claimed.ok() ? open : claimed);
+        });
+  });
+}
+
+void AdapterManager::EndClaim(const std::string& adapter_id, bool made) {
+  if (context_.directory == nullptr) return;
+  context_.directory->EndClaim(adapter_id);
+  if (!made) FreeName(adapter_id);
+}
+
+void AdapterManager::FreeName(const std::string& adapter_id) const {
+  if (context_.directory == nullptr) return;
+  context_.recorder.WhenDurable([this, adapter_id] {
+    context_.PostIo(adapter_id, [this, adapter_id] {
+      const absl::Status freed =
+          context_.directory->Free(adapter_id, [this, &adapter_id] {
+            return context_.dispatcher.adapters().KeyOf(adapter_id).has_value();
+          });
+      if (freed.ok()) return;
+      // The name stays this log's, which may use it again.
+      Log(LogLevel::kWarning, "the name of an adapter could not be freed",
+          {{"adapter", adapter_id}, {"reason", freed.message()}});
+    });
+  });
 }
 
 void AdapterManager::Remove(AdapterKey key) {
@@ -107,17 +144,28 @@ void AdapterManager::ReadWhenRoom(const LoadCheckpointRequest& request,
       request.adapter_id, request.tenant,
       [this, request, done](const absl::Status& room) {
         if (!room.ok()) return context_.Reply(done, room);
-        context_.PostIo(request.adapter_id, [this, request, done] {
-          Post(done, [this, done, read = ReadLoad(request)] {
-            if (read.ok()) {
-              context_.Reply(done, Make(*read));
-            } else {
-              context_.dispatcher.adapters().ReturnSlot();
-              context_.Reply(done, read.status());
-            }
-          });
-        });
+        WhenClaimed(request.adapter_id,
+                    [this, request, done](const absl::Status& claimed) {
+                      if (claimed.ok()) return ReadThenMake(request, done);
+                      context_.dispatcher.adapters().ReturnSlot();
+                      context_.Reply(done, claimed);
+                    });
       });
+}
+
+void AdapterManager::ReadThenMake(const LoadCheckpointRequest& request,
+                                  const Callback<AdapterInfo>& done) {
+  context_.PostIo(request.adapter_id, [this, request, done] {
+    Post(done, [this, request, done, read = ReadLoad(request)] {
+      if (read.ok()) {
+        context_.Reply(done, Make(*read));
+      } else {
+        context_.dispatcher.adapters().ReturnSlot();
+        EndClaim(request.adapter_id, /*made=*/false);
+        context_.Reply(done, read.status());
+      }
+    });
+  });
 }
 
 absl::StatusOr<AdapterManager::NewAdapter> AdapterManager::ReadLoad(
@@ -180,8 +228,18 @@ void AdapterManager::MakeWhenRoom(NewAdapter adapter,
       request.adapter_id, request.tenant,
       [this, adapter = std::move(adapter),
        done = std::move(done)](const absl::Status& room) {
-        if (!room.ok()) DropState(context_, adapter.image);
-        context_.Reply(done, room.ok() ? Make(adapter) : room);
+        if (!room.ok()) {
+          DropState(context_, adapter.image);
+          return context_.Reply(done, room);
+        }
+        WhenClaimed(adapter.request.adapter_id,
+                    [this, adapter, done](const absl::Status& claimed) {
+                      if (claimed.ok())
+                        return context_.Reply(done, Make(adapter));
+                      context_.dispatcher.adapters().ReturnSlot();
+                      DropState(context_, adapter.image);
+                      context_.Reply(done, claimed);
+                    });
       });
 }
 
@@ -200,6 +258,7 @@ absl::StatusOr<AdapterInfo> AdapterManager::Make(const NewAdapter& adapter) {
   if (!status.ok()) {
     desk.ReturnSlot();
     DropState(context_, adapter.image);
+    EndClaim(request.adapter_id, /*made=*/false);
     return status;
   }
   dispatch::AdapterFacts facts = context_.adapters.Facts(key);
@@ -207,6 +266,7 @@ absl::StatusOr<AdapterInfo> AdapterManager::Make(const NewAdapter& adapter) {
   facts.info.durability = request.durability;
   desk.Add(key, request.adapter_id, request.tenant, adapter.last_step, facts);
   Record(key, adapter, facts.info);
+  EndClaim(request.adapter_id, /*made=*/true);
   Log(LogLevel::kInfo, "adapter created",
       {{"adapter", request.adapter_id},
        {"tenant", request.tenant},

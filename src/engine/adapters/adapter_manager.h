@@ -88,14 +88,26 @@ class AdapterManager {
 
   // The engine thread calls the methods below.
 
+  // Runs `then` on the engine thread when the name is this log's, or with the
+  // error of Directory::Claim. After OK the caller calls Make or EndClaim.
+  void WhenClaimed(const std::string& adapter_id,
+                   std::function<void(const absl::Status&)> then);
+  // Ends the claim of a name, and frees the name unless the adapter was made.
+  void EndClaim(const std::string& adapter_id, bool made);
+  // Frees the name if no such adapter exists when all records until now are
+  // durable.
+  void FreeName(const std::string& adapter_id) const;
+
   void MakeWhenRoom(NewAdapter adapter, Callback<AdapterInfo> done);
-  // Creates an adapter in the slot that WhenSlot gave. After an error gives the
-  // slot back and removes the image file.
+  // Creates an adapter with a claimed name in the slot that WhenSlot gave.
+  // After an error gives both back and removes the image file.
   absl::StatusOr<AdapterInfo> Make(const NewAdapter& adapter);
   absl::Status MakeTensors(AdapterKey key, const LoraConfig& config,
                            const lora::AdapterState& state,
                            absl::Time created_at);
   void ReadWhenRoom(const LoadCheckpointRequest& request,
+                    const Callback<AdapterInfo>& done);
+  void ReadThenMake(const LoadCheckpointRequest& request,
                     const Callback<AdapterInfo>& done);
   // Writes the adapter's StoredAdapter, with the facts in `made`. Writes none
   // if the durability is kMemory. If a load made the adapter, stores the load's

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -12,6 +13,29 @@
 #include "src/log/way_out.h"
 
 namespace weft::engine {
+namespace {
+
+// Gives the log the names of its adapters that the directory lacks.
+void RestoreNames(const EngineContext& context) {
+  if (context.directory == nullptr) return;
+  context.PostIo("", [&context] {
+    const absl::StatusOr<AdapterPage> page = context.dispatcher.adapters().List(
+        {.size = static_cast<size_t>(context.options.max_adapters)});
+    absl::Status restored = page.status();
+    if (page.ok()) {
+      std::vector<std::string> ids;
+      for (const AdapterInfo& adapter : page->adapters) {
+        ids.push_back(adapter.adapter_id);
+      }
+      restored = context.directory->Restore(ids);
+    }
+    if (restored.ok()) return;
+    Log(LogLevel::kWarning, "the names of adapters could not be looked up",
+        {{"reason", restored.message()}});
+  });
+}
+
+}  // namespace
 
 absl::Status Recovery::Start(log::LogMetrics* metrics) {
   absl::Status status;
@@ -101,6 +125,7 @@ void Recovery::Finish(absl::Status status) {
          {"mismatches", report_.mismatches},
          {"torn_bytes", report_.log.torn_bytes},
          {"seconds", absl::ToDoubleSeconds(SteadyNow() - began_at_)}});
+    RestoreNames(context_);
   }
   status_ = std::move(status);
   ended_.Notify();

@@ -1,5 +1,6 @@
 #include "src/engine/start/open_state.h"
 
+#include <optional>
 #include <random>
 #include <utility>
 
@@ -100,6 +101,23 @@ absl::Status TakeState(const OpenedState& opened, const EngineOptions& options,
         on_standby(seen.owner.address);
       });
   return log::WithWayOut(taken, options);
+}
+
+std::unique_ptr<directory::Directory> OpenAdapterDirectory(
+    const OpenedState& opened, const EngineOptions& /*options*/) {
+  if (opened.bucket == nullptr) return nullptr;
+  store::ObjectStore* const objects = opened.bucket->objects();
+  log::LogOwner* const owner = opened.bucket->owner();
+  const auto owner_of =
+      [objects](uint64_t /*log*/) -> absl::StatusOr<std::optional<std::string>> {
+    WEFT_ASSIGN_OR_RETURN(const log::SeenManifest seen,
+                          log::LookAtManifest(*objects));
+    if (seen.etag.empty()) return std::nullopt;
+    return seen.manifest.released ? "" : seen.manifest.owner.address;
+  };
+  return std::make_unique<directory::Directory>(
+      objects, directory::Logs{.owner = owner_of,
+                               .check_own = [owner] { return owner->Beat(); }});
 }
 
 std::unique_ptr<checkpoint::CheckpointFiles> OpenCheckpoints(

@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "src/base/options/options.h"
 #include "src/checkpoint/checkpoint_files.h"
+#include "src/directory/directory.h"
 #include "src/engine/engine.h"
 #include "src/log/bucket/state_bucket.h"
 #include "src/log/running_steps.h"
@@ -50,6 +51,11 @@ absl::Status TakeState(const OpenedState& opened, const EngineOptions& options,
 // Returns where checkpoints are kept: in the store, else in --checkpoint-dir.
 // Call it when this process has the state, which outlives the result.
 std::unique_ptr<checkpoint::CheckpointFiles> OpenCheckpoints(
+    const OpenedState& opened, const EngineOptions& options);
+
+// Returns the directory of adapters; null if the state is not in a store. Call
+// it when this process has a log. The state outlives the result.
+std::unique_ptr<directory::Directory> OpenAdapterDirectory(
     const OpenedState& opened, const EngineOptions& options);
 
 }  // namespace weft::engine

@@ -1,0 +1,152 @@
+#include "src/directory/directory.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <optional>
+#include <string>
+
+#include "src/base/reason.h"
+#include "tests/support/memory_store.h"
+#include "tests/support/status_matchers.h"
+
+namespace weft::directory {
+namespace {
+
+using store::MemoryObjects;
+using store::MemoryStore;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using Fate = MemoryObjects::Fate;
+
+// The directories of two owners, of logs 0 and 1 of three.
+class DirectoryTest : public ::testing::Test {
+ protected:
+  Logs LogsOf(uint64_t own) {
+    return {
+        .own = own,
+        .count = 3,
+        .owner =
+            [this](uint64_t log) -> absl::StatusOr<std::optional<std::string>> {
+          const auto owner = owners_.find(log);
+          if (owner == owners_.end()) return std::nullopt;
+          return owner->second;
+        },
+        .check_own = [this] { return own_; }};
+  }
+
+  static std::string AddressIn(const absl::Status& status) {
+    const std::optional<Reason> reason = FindReason(status);
+    if (!reason || reason->name != "MOVED") return "";
+    return reason->values.at("address");
+  }
+
+  static bool None() { return false; }
+
+  MemoryObjects objects_;
+  MemoryStore store_{&objects_};
+  std::map<uint64_t, std::string> owners_ = {{0, "zero:1"}, {1, "one:1"}};
+  absl::Status own_;
+  Directory zero_{&store_, LogsOf(0)};
+  Directory one_{&store_, LogsOf(1)};
+};
+
+TEST_F(DirectoryTest, OneLogHasAName) {
+  ASSERT_THAT(zero_.Claim("t/a"), IsOk());
+  zero_.EndClaim("t/a");
+  EXPECT_THAT(zero_.Find("t/a"), IsOk());
+  EXPECT_EQ(AddressIn(one_.Find("t/a")), "zero:1");
+  EXPECT_EQ(AddressIn(one_.Claim("t/a")), "zero:1");
+  EXPECT_THAT(one_.Find("t/other"), IsOk());
+  // A call that is repeated after a crash finds its own entry.
+  EXPECT_THAT(zero_.Claim("t/a"), IsOk());
+}
+
+TEST_F(DirectoryTest, AnOwnerThatIsNotKnownMayComeLater) {
+  ASSERT_THAT(zero_.Claim("a"), IsOk());
+  owners_[0] = "";
+  const absl::Status found = one_.Find("a");
+  EXPECT_TRUE(absl::IsUnavailable(found));
+  EXPECT_EQ(FindReason(found)->name, "STANDBY");
+}
+
+TEST_F(DirectoryTest, AFreedNameIsAnybodys) {
+  ASSERT_THAT(zero_.Claim("a"), IsOk());
+  zero_.EndClaim("a");
+  ASSERT_THAT(zero_.Free("a", None), IsOk());
+  EXPECT_THAT(objects_.objects, IsEmpty());
+  EXPECT_THAT(one_.Claim("a"), IsOk());
+  // Another log's name stays.
+  ASSERT_THAT(zero_.Free("a", None), IsOk());
+  EXPECT_EQ(AddressIn(zero_.Find("a")), "one:1");
+}
+
+TEST_F(DirectoryTest, ANameInUseIsNotFreed) {
+  ASSERT_THAT(zero_.Claim("a"), IsOk());
+  // An adapter was deleted, and one with the same name is about to be made.
+  ASSERT_THAT(zero_.Free("a", None), IsOk());
+  EXPECT_EQ(AddressIn(one_.Find("a")), "zero:1");
+  // Of two claims one has ended without an adapter.
+  ASSERT_THAT(zero_.Claim("a"), IsOk());
+  zero_.EndClaim("a");
+  ASSERT_THAT(zero_.Free("a", None), IsOk());
+  EXPECT_EQ(AddressIn(one_.Find("a")), "zero:1");
+  zero_.EndClaim("a");
+  ASSERT_THAT(zero_.Free("a", [] { return true; }), IsOk());
+  EXPECT_EQ(AddressIn(one_.Find("a")), "zero:1");
+}
+
+TEST_F(DirectoryTest, AnOwnerThatLostItsLogFreesNothing) {
+  ASSERT_THAT(zero_.Claim("a"), IsOk());
+  zero_.EndClaim("a");
+  own_ = absl::AbortedError("another process has the log");
+  EXPECT_TRUE(absl::IsAborted(zero_.Free("a", None)));
+  EXPECT_EQ(objects_.objects.size(), 1);
+}
+
+TEST_F(DirectoryTest, AStoreThatIsAwayIsNoAnswer) {
+  objects_.read_error = absl::DeadlineExceededError("late");
+  const absl::Status found = zero_.Find("a");
+  EXPECT_TRUE(absl::IsUnavailable(found));
+  EXPECT_THAT(found.message(), HasSubstr("late"));
+  objects_.read_error = absl::OkStatus();
+  objects_.fate = [](const auto&, const auto&) { return Fate::kRefused; };
+  EXPECT_TRUE(absl::IsUnavailable(zero_.Claim("a")));
+}
+
+TEST_F(DirectoryTest, ALostAnswerLeavesAnEntryThatTheNextClaimFinds) {
+  objects_.fate = [](const auto&, const auto&) { return Fate::kLost; };
+  EXPECT_TRUE(absl::IsUnavailable(zero_.Claim("a")));
+  objects_.fate = nullptr;
+  EXPECT_THAT(zero_.Claim("a"), IsOk());
+}
+
+TEST_F(DirectoryTest, ADamagedEntryIsNamed) {
+  ASSERT_THAT(store_.Create("adapters/a", {"{}"}), IsOk());
+  const absl::Status found = zero_.Find("a");
+  EXPECT_TRUE(absl::IsDataLoss(found));
+  EXPECT_THAT(found.message(), HasSubstr("adapters/a"));
+}
+
+TEST_F(DirectoryTest, RestoresTheNamesThatHaveNoEntry) {
+  ASSERT_THAT(one_.Claim("b"), IsOk());
+  ASSERT_THAT(zero_.Restore({"a", "b"}), IsOk());
+  EXPECT_EQ(AddressIn(one_.Find("a")), "zero:1");
+  EXPECT_EQ(AddressIn(zero_.Find("b")), "one:1");
+  // No claim is left, so that the name can be freed.
+  ASSERT_THAT(zero_.Free("a", None), IsOk());
+  EXPECT_THAT(one_.Find("a"), IsOk());
+}
+
+TEST_F(DirectoryTest, ListsTheOwnersOfOtherLogs) {
+  EXPECT_THAT(zero_.OtherOwners().value(), ElementsAre("one:1"));
+  owners_[2] = "two:1";
+  EXPECT_THAT(zero_.OtherOwners().value(), ElementsAre("one:1", "two:1"));
+  owners_[1] = "";
+  EXPECT_TRUE(absl::IsUnavailable(zero_.OtherOwners().status()));
+}
+
+}  // namespace
+}  // namespace weft::directory
