@@ -98,10 +98,14 @@ class Member(daemon_module.Daemon):
         os.kill(self.pid, signal.SIGCONT)
 
     def facts(self, adapter_id: str) -> Any:
-        """Returns the outcome of a GetAdapter, which no client repeats."""
+        """Returns the outcome of a GetAdapter."""
         request = adapters_pb2.GetAdapterRequest(adapter_id=adapter_id)
+        return self.call(methods.GET_ADAPTER, request)
+
+    def call(self, method: Any, request: Any) -> Any:
+        """Returns the outcome of an RPC, which no client repeats."""
         with raw.Raw(self.address) as channel:
-            return channel.call(methods.GET_ADAPTER, request)
+            return channel.call(method, request)
 
     def log_text(self) -> str:
         return self.log_path.read_text()
