@@ -1,5 +1,4 @@
-"""Kills and freezes two daemons with one state, and restarts them as a supervisor
-does."""
+"""Kills and freezes daemons with one state, and restarts them as a supervisor does."""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 
 import daemon as daemon_module
 from door import Door
@@ -18,29 +18,34 @@ SERVICE_SECONDS = 60.0
 
 
 class Chaos:
-    """Two daemons, of which one serves most of the time."""
+    """One daemon more than the state has logs, so that each log has one that serves
+    most of the time. The door leads to the owner of log 0."""
 
-    def __init__(self, fleet: Fleet, door: Door, seed: int, *flags: str) -> None:
+    def __init__(
+        self, fleet: Fleet, logs: int, door: Door, seed: int, *flags: str
+    ) -> None:
         self._random = random.Random(seed)
         self._door = door
+        self._logs = logs
         self._frozen: Member | None = None
         self._down: Member | None = None  # Not to be restarted now.
         self._fronts: dict[str, str] = {}
         self.events: Counter[str] = Counter()
-        self.longest = 0.0  # Seconds without a daemon that serves.
-        for name in ("a", "b"):
+        self.longest = 0.0  # Seconds in which a log had no daemon that serves.
+        for name in "abcdefgh"[: logs + 1]:
             front = f"127.0.0.1:{daemon_module.free_port()}"
             self._fronts[name] = front
-            fleet.add(name, "--tinker-listen", front, *flags)
+            own = ("--logs", str(logs), "--tinker-listen", front)
+            fleet.add(name, *own, *flags)
         self.members = fleet.members
 
     @property
     def addresses(self) -> str:
         return ",".join(member.listen for member in self.members)
 
-    def owner(self) -> Member | None:
-        """Restarts what has ended, and returns the daemon that serves."""
-        serving = None
+    def owners(self) -> list[Member]:
+        """Restarts what has ended, and returns the daemons that serve."""
+        serving = []
         for member in self.members:
             if member in (self._frozen, self._down):
                 continue
@@ -50,23 +55,22 @@ class Chaos:
                 self.events["fenced"] += 1
                 member.launch()
             elif member.serves():
-                serving = member
-        if serving is not None:
-            self._door.point(self._fronts[serving.name])
+                serving.append(member)
+                with suppress(OSError):  # It may be about to end.
+                    if member.value("weft_state_log") == 0:
+                        self._door.point(self._fronts[member.name])
         return serving
 
-    def wait_for_service(self) -> Member:
+    def wait_for_service(self) -> list[Member]:
+        """Waits until each log has an owner, and returns the owners."""
         begin = time.monotonic()
-        while (member := self.owner()) is None:
+        while len(owners := self.owners()) < self._logs:
             if time.monotonic() - begin > SERVICE_SECONDS:
                 tails = [member.log_tail(20) for member in self.members]
-                raise AssertionError("no daemon serves:\n" + "\n\n".join(tails))
+                raise AssertionError("a log has no server:\n" + "\n\n".join(tails))
             time.sleep(0.05)
         self.longest = max(self.longest, time.monotonic() - begin)
-        return member
-
-    def other(self, member: Member) -> Member:
-        return next(one for one in self.members if one is not member)
+        return owners
 
     def run(
         self,
@@ -92,14 +96,17 @@ class Chaos:
         limit = time.monotonic() + SERVICE_SECONDS
         while steps() == before:
             assert time.monotonic() < limit, "the clients do not go on"
-            self.owner()
+            self.owners()
             time.sleep(0.02)
 
     def kill(self) -> str:
-        """Kills a daemon, which restarts at once, or when the other one serves."""
-        owner = self.owner() or self._random.choice(self.members)
+        """Kills a daemon, which restarts at once, or when the others serve all logs."""
+        owners = self.owners()
+        standbys = [member for member in self.members if member not in owners]
         chance = self._random.random()
-        victim = self.other(owner) if chance < 0.25 else owner
+        victim = self._random.choice(
+            standbys if standbys and (chance < 0.25 or not owners) else owners
+        )
         victim.kill()
         self.events["kills"] += 1
         if chance > 0.9:
@@ -107,12 +114,12 @@ class Chaos:
             self.wait_for_service()
             self._down = None
         victim.launch()
-        what = "owner" if victim is owner else "standby"
+        what = "owner" if victim in owners else "standby"
         return f"killed {what} {victim.name}" + (", machine" if chance > 0.9 else "")
 
     def freeze(self) -> str:
-        """Freezes the owner until the other daemon has served for a moment."""
-        owner = self.wait_for_service()
+        """Freezes an owner until another daemon has served its log for a moment."""
+        owner = self._random.choice(self.wait_for_service())
         self._frozen = owner
         owner.freeze()
         self.wait_for_service()

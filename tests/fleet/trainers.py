@@ -39,7 +39,11 @@ class Trainer:
         self.slowest = 0.0  # Seconds of a round.
 
     def run(self, target: str, done: threading.Event, rounds: int = -1) -> None:
-        """Trains until `done` is set, or for as many rounds."""
+        """Trains until `done` is set, or for as many rounds. Of several addresses, each
+        trainer begins with another one."""
+        addresses = target.split(",")
+        first = self.index % len(addresses)
+        target = ",".join(addresses[first:] + addresses[:first])
         with weft.Client(target, timeout=CALL_SECONDS, retry=RETRY) as client:
             adapter = client.get_or_create(
                 self.adapter_id, rank=2 + self.index % 4, seed=self.index
