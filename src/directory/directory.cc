@@ -20,8 +20,9 @@ std::string KeyOf(const std::string& adapter_id) {
   return absl::StrCat(kEntries, adapter_id);
 }
 
-// A call repeats after UNAVAILABLE, which the errors of one request are not.
+// A call repeats after UNAVAILABLE, which these errors are not.
 absl::Status AsAnswer(const absl::Status& status) {
+  if (absl::IsAborted(status)) return absl::UnavailableError(status.message());
   if (!store::IsAway(status)) return status;
   return absl::UnavailableError(absl::StrCat(
       "the store of the adapters' names does not answer: ", status.message()));
@@ -29,7 +30,7 @@ absl::Status AsAnswer(const absl::Status& status) {
 
 }  // namespace
 
-absl::StatusOr<uint64_t> Directory::LogOf(const std::string& adapter_id) const {
+absl::StatusOr<int> Directory::LogOf(const std::string& adapter_id) const {
   const std::string key = KeyOf(adapter_id);
   const absl::StatusOr<store::Object> entry = store_.Get(key, kMaxEntryBytes);
   WEFT_RETURN_IF_ERROR(AsAnswer(entry.status()));
@@ -39,38 +40,32 @@ absl::StatusOr<uint64_t> Directory::LogOf(const std::string& adapter_id) const {
       !fields[kLog].is_number_unsigned()) {
     return absl::DataLossError(absl::StrCat(store_.NameOf(key), " is damaged"));
   }
-  return fields[kLog].get<uint64_t>();
+  return fields[kLog].get<int>();
 }
 
-absl::Status Directory::CheckOwn(uint64_t log) const {
+absl::Status Directory::CheckOwn(const std::string& adapter_id) const {
+  WEFT_ASSIGN_OR_RETURN(const int log, LogOf(adapter_id));
   if (log == logs_.own) return absl::OkStatus();
   const absl::StatusOr<std::optional<std::string>> owner = logs_.owner(log);
   WEFT_RETURN_IF_ERROR(AsAnswer(owner.status()));
-  return MovedTo(owner->value_or(""));
+  return MovedTo(owner->value_or(""), adapter_id);
 }
 
 absl::Status Directory::Find(const std::string& adapter_id) const {
-  const absl::StatusOr<uint64_t> log = LogOf(adapter_id);
-  if (absl::IsNotFound(log.status())) return absl::OkStatus();
-  return log.ok() ? CheckOwn(*log) : log.status();
+  const absl::Status own = CheckOwn(adapter_id);
+  if (!own.ok() && !absl::IsNotFound(own)) return own;
+  return AsAnswer(logs_.confirm_own());
 }
 
 absl::Status Directory::Claim(const std::string& adapter_id) {
   const std::string entry = nlohmann::json({{kLog, logs_.own}}).dump();
-  const absl::Status created =
-      store_.Create(KeyOf(adapter_id), {entry}).status();
-  if (absl::IsAlreadyExists(created)) {
-    // This log's, or removed meanwhile, whose writer will try again.
-    const absl::StatusOr<uint64_t> log = LogOf(adapter_id);
-    if (absl::IsNotFound(log.status())) {
-      return absl::UnavailableError(
-          absl::StrCat("adapter '", adapter_id, "' is just being deleted"));
-    }
-    WEFT_RETURN_IF_ERROR(log.status());
-    WEFT_RETURN_IF_ERROR(CheckOwn(*log));
-  } else {
-    WEFT_RETURN_IF_ERROR(AsAnswer(created));
+  absl::Status named = store_.Create(KeyOf(adapter_id), {entry}).status();
+  if (absl::IsAlreadyExists(named)) named = CheckOwn(adapter_id);
+  if (absl::IsNotFound(named)) {
+    return absl::UnavailableError(
+        absl::StrCat("adapter '", adapter_id, "' is just being deleted"));
   }
+  WEFT_RETURN_IF_ERROR(AsAnswer(named));
   MutexLock lock(&mu_);
   ++claims_[adapter_id];
   return absl::OkStatus();
@@ -91,11 +86,11 @@ absl::Status Directory::Free(const std::string& adapter_id,
     if (claims_.contains(adapter_id)) return absl::OkStatus();
   }
   if (exists()) return absl::OkStatus();
-  const absl::StatusOr<uint64_t> log = LogOf(adapter_id);
+  const absl::StatusOr<int> log = LogOf(adapter_id);
   if (absl::IsNotFound(log.status())) return absl::OkStatus();
   WEFT_RETURN_IF_ERROR(log.status());
   if (*log != logs_.own) return absl::OkStatus();
-  WEFT_RETURN_IF_ERROR(AsAnswer(logs_.check_own()));
+  WEFT_RETURN_IF_ERROR(AsAnswer(logs_.confirm_own()));
   return AsAnswer(store_.Delete(KeyOf(adapter_id)));
 }
 
@@ -120,7 +115,7 @@ absl::Status Directory::Restore(const std::vector<std::string>& adapter_ids) {
 
 absl::StatusOr<std::vector<std::string>> Directory::OtherOwners() const {
   std::vector<std::string> addresses;
-  for (uint64_t log = 0; log < logs_.count; ++log) {
+  for (int log = 0; log < logs_.count; ++log) {
     if (log == logs_.own) continue;
     const absl::StatusOr<std::optional<std::string>> owner = logs_.owner(log);
     WEFT_RETURN_IF_ERROR(AsAnswer(owner.status()));

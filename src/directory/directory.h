@@ -27,17 +27,17 @@ namespace weft::directory {
 
 // What a directory knows about the process that has it, and about the others.
 struct Logs {
-  uint64_t own = 0;    // The log of this process.
-  uint64_t count = 1;  // Of all logs; `own` is one of 0 to count - 1.
+  int own = 0;    // The log of this process.
+  int count = 1;  // Of all logs; `own` is one of 0 to count - 1.
   // Returns HOST:PORT of a log's owner: empty if none is known, nullopt if the
   // log has never had one. Blocks on the store.
-  std::function<absl::StatusOr<std::optional<std::string>>(uint64_t log)> owner;
+  std::function<absl::StatusOr<std::optional<std::string>>(int log)> owner;
   // Returns ABORTED if another process has taken `own`. Blocks on the store.
-  std::function<absl::Status()> check_own;
+  std::function<absl::Status()> confirm_own;
 };
 
 // Errors of all functions that block on the store: UNAVAILABLE if it does not
-// answer, and others of object_store.h. "Moved" is the error MovedTo
+// answer, or if another process has this log, and others of object_store.h. "Moved" is the error MovedTo
 // (reason.h) with the address of another log's owner.
 // Threads: EndClaim any; the others the I/O thread.
 class Directory {
@@ -46,10 +46,11 @@ class Directory {
   Directory(store::ObjectStore* store, Logs logs)
       : store_(*store), logs_(std::move(logs)) {}
 
+  int log() const { return logs_.own; }
   bool has_others() const { return logs_.count > 1; }
 
-  // Returns OK if an adapter with the name may be here, or is nowhere. Errors:
-  // moved, if it is in another log.
+  // Returns OK if this log has the name, or none does: then what this process
+  // knows about the adapter is right. Errors: moved, if another log has it.
   absl::Status Find(const std::string& adapter_id) const;
 
   // Gives the name to this log. On success the caller makes the adapter, or
@@ -72,9 +73,9 @@ class Directory {
 
  private:
   // Returns the log that has the name. Errors: NOT_FOUND, DATA_LOSS.
-  absl::StatusOr<uint64_t> LogOf(const std::string& adapter_id) const;
-  // Returns OK for this log, else "moved".
-  absl::Status CheckOwn(uint64_t log) const;
+  absl::StatusOr<int> LogOf(const std::string& adapter_id) const;
+  // Returns OK if this log has the name. Errors: those of LogOf, and moved.
+  absl::Status CheckOwn(const std::string& adapter_id) const;
 
   store::ObjectStore& store_;
   const Logs logs_;

@@ -24,17 +24,16 @@ using Fate = MemoryObjects::Fate;
 // The directories of two owners, of logs 0 and 1 of three.
 class DirectoryTest : public ::testing::Test {
  protected:
-  Logs LogsOf(uint64_t own) {
+  Logs LogsOf(int own) {
     return {
         .own = own,
         .count = 3,
-        .owner =
-            [this](uint64_t log) -> absl::StatusOr<std::optional<std::string>> {
+        .owner = [this](int log) -> absl::StatusOr<std::optional<std::string>> {
           const auto owner = owners_.find(log);
           if (owner == owners_.end()) return std::nullopt;
           return owner->second;
         },
-        .check_own = [this] { return own_; }};
+        .confirm_own = [this] { return own_; }};
   }
 
   static std::string AddressIn(const absl::Status& status) {
@@ -47,7 +46,7 @@ class DirectoryTest : public ::testing::Test {
 
   MemoryObjects objects_;
   MemoryStore store_{&objects_};
-  std::map<uint64_t, std::string> owners_ = {{0, "zero:1"}, {1, "one:1"}};
+  std::map<int, std::string> owners_ = {{0, "zero:1"}, {1, "one:1"}};
   absl::Status own_;
   Directory zero_{&store_, LogsOf(0)};
   Directory one_{&store_, LogsOf(1)};
@@ -98,11 +97,22 @@ TEST_F(DirectoryTest, ANameInUseIsNotFreed) {
   EXPECT_EQ(AddressIn(one_.Find("a")), "zero:1");
 }
 
+TEST_F(DirectoryTest, MovedNamesTheAdapterAlone) {
+  ASSERT_THAT(zero_.Claim("t/a"), IsOk());
+  const Reason reason = *FindReason(one_.Find("t/a"));
+  EXPECT_EQ(reason.values.at("adapter"), "t/a");
+}
+
+TEST_F(DirectoryTest, AnOwnerThatLostItsLogKnowsNothing) {
+  own_ = absl::AbortedError("another process has the log");
+  EXPECT_TRUE(absl::IsUnavailable(zero_.Find("a")));
+}
+
 TEST_F(DirectoryTest, AnOwnerThatLostItsLogFreesNothing) {
   ASSERT_THAT(zero_.Claim("a"), IsOk());
   zero_.EndClaim("a");
   own_ = absl::AbortedError("another process has the log");
-  EXPECT_TRUE(absl::IsAborted(zero_.Free("a", None)));
+  EXPECT_TRUE(absl::IsUnavailable(zero_.Free("a", None)));
   EXPECT_EQ(objects_.objects.size(), 1);
 }
 

@@ -1,5 +1,7 @@
 #include "src/engine/recovery/recovery.h"
 
+#include <algorithm>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -14,6 +16,13 @@
 
 namespace weft::engine {
 namespace {
+
+// Returns what the epochs of new adapters come after. An adapter's name may have
+// been that of one in another log, whose epochs must be others.
+uint64_t EpochsOf(const EngineContext& context) {
+  if (context.directory == nullptr) return 0;
+  return static_cast<uint64_t>(context.directory->log()) << 40;
+}
 
 // Gives the log the names of its adapters that the directory lacks.
 void RestoreNames(const EngineContext& context) {
@@ -82,7 +91,8 @@ absl::StatusOr<std::unique_ptr<log::LogReader>> Recovery::Read(
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<log::LogReader> reader,
                         context_.state->OpenLog(snapshot.first_sequence));
   dispatch::RecoveryDesk& desk = context_.dispatcher.recovery();
-  desk.Reserve(report_.log.next_key, report_.log.last_epoch,
+  desk.Reserve(report_.log.next_key,
+               std::max(report_.log.last_epoch, EpochsOf(context_)),
                report_.log.next_work);
   std::map<std::string, std::string> tenants;
   for (const auto& [id, adapter] : report_.log.changed) {

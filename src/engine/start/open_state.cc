@@ -104,20 +104,23 @@ absl::Status TakeState(const OpenedState& opened, const EngineOptions& options,
 }
 
 std::unique_ptr<directory::Directory> OpenAdapterDirectory(
-    const OpenedState& opened, const EngineOptions& /*options*/) {
+    const OpenedState& opened, const EngineOptions& options) {
   if (opened.bucket == nullptr) return nullptr;
   store::ObjectStore* const objects = opened.bucket->objects();
   log::LogOwner* const owner = opened.bucket->owner();
   const auto owner_of =
-      [objects](uint64_t /*log*/) -> absl::StatusOr<std::optional<std::string>> {
+      [objects](int log) -> absl::StatusOr<std::optional<std::string>> {
     WEFT_ASSIGN_OR_RETURN(const log::SeenManifest seen,
-                          log::LookAtManifest(*objects));
+                          log::LookAtManifest(*objects, {.log = log}));
     if (seen.etag.empty()) return std::nullopt;
     return seen.manifest.released ? "" : seen.manifest.owner.address;
   };
   return std::make_unique<directory::Directory>(
-      objects, directory::Logs{.owner = owner_of,
-                               .check_own = [owner] { return owner->Beat(); }});
+      objects,
+      directory::Logs{.own = owner->keys().log,
+                      .count = options.logs,
+                      .owner = owner_of,
+                      .confirm_own = [owner] { return owner->Confirm(); }});
 }
 
 std::unique_ptr<checkpoint::CheckpointFiles> OpenCheckpoints(
@@ -130,7 +133,7 @@ std::unique_ptr<checkpoint::CheckpointFiles> OpenCheckpoints(
   log::LogOwner* const owner = opened.bucket->owner();
   return std::make_unique<checkpoint::ObjectCheckpoints>(
       opened.bucket->objects(), owner->keys().log, owner->epoch(),
-      [owner] { return owner->Beat(); });
+      [owner] { return owner->Confirm(); });
 }
 
 }  // namespace weft::engine

@@ -169,6 +169,16 @@ absl::Status LogOwner::Beat() {
   return Change([](Manifest& /*manifest*/) {});
 }
 
+absl::Status LogOwner::Confirm() const {
+  WEFT_RETURN_IF_ERROR(fenced());
+  Instance self;
+  {
+    MutexLock lock(&mu_);
+    self = own_.manifest.owner;
+  }
+  return CheckOwner(store_, keys_, self, epoch_).status();
+}
+
 absl::Status LogOwner::NameSnapshot(const SnapshotPlace& snapshot) {
   return Change(
       [&snapshot](Manifest& manifest) { manifest.snapshot = snapshot; });

@@ -93,6 +93,8 @@ class LogOwner {
 
   // Changes the manifest, so that others see that this owner lives.
   absl::Status Beat();
+  // Asks the store whether this owner still has the log.
+  absl::Status Confirm() const;
   // From now on a start reads the snapshot, and the log from its place on.
   // REQUIRES: all earlier records are durable.
   absl::Status NameSnapshot(const SnapshotPlace& snapshot);
