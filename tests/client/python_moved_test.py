@@ -29,9 +29,9 @@ def servers() -> Iterator[MovingServers]:
         yield made
 
 
-def checkpoint(folder: Path) -> bytes:
+def checkpoint(folder: Path, repeats: int = 200_000) -> bytes:
     """Writes files of a checkpoint, and returns all their bytes in order."""
-    contents = {name: name.encode() * 200_000 for name in (*FILES, STATE_FILE)}
+    contents = {name: name.encode() * repeats for name in (*FILES, STATE_FILE)}
     for name, data in contents.items():
         (folder / name).write_bytes(data)
     return b"".join(contents.values())
@@ -81,6 +81,21 @@ def test_so_does_an_asyncio_client(servers: MovingServers, tmp_path: Path) -> No
     assert servers.uploaded == [data]
     assert servers.asked == [0, 1, 1, 2, 2, 0, 0]
     assert servers.done == [(1, 0)]
+
+
+def test_asyncio_uploads_go_there_however_soon_they_are_refused(
+    servers: MovingServers, tmp_path: Path
+) -> None:
+    """grpc.aio loses the status of a call that ends while it writes."""
+    rounds, servers.owner, data = 120, 1, checkpoint(tmp_path, 20_000)
+
+    async def run() -> None:
+        for _ in range(rounds):
+            async with weft.AsyncClient(servers.targets[0]) as client:
+                await client.upload_checkpoint("a", "c", tmp_path)
+
+    asyncio.run(run())
+    assert servers.uploaded == [data] * rounds
 
 
 def test_after_three_hops_comes_a_pause_and_the_first_address(

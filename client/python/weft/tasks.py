@@ -21,6 +21,11 @@ from weft.types import SampleDelta
 
 T = TypeVar("T")
 
+# What grpc.aio says in place of the status of a server that ends an upload before it
+# has all of it, as with MOVED. The upload has not run, and another attempt may get the
+# status.
+_WRITE_FAILED = "Internal error from Core"
+
 
 class TaskDriver:
     """Runs operations on grpc.aio channels, inside one event loop: that of the first
@@ -142,7 +147,10 @@ class TaskDriver:
             trailers = errors.metadata_dict(await call.trailing_metadata())
             return Reply(message, trailers)
         except grpc.RpcError as error:
-            raise errors.from_rpc_error(error) from None
+            failure = errors.from_rpc_error(error)
+            if failure.message == _WRITE_FAILED:
+                return await self._perform(effect)
+            raise failure from None
         except asyncio.CancelledError:
             # grpc raises CancelledError if the task is cancelled, but also if the step
             # counter withdrew the call or the client was closed.
