@@ -1,7 +1,10 @@
 #include "src/store/s3_client.h"
 
+#include <openssl/evp.h>
+
 #include <algorithm>
 #include <array>
+#include <memory>
 #include <random>
 
 #include "absl/strings/escaping.h"
@@ -84,6 +87,29 @@ absl::Duration Jitter(absl::Duration longest) {
   return longest * std::uniform_real_distribution<>(0.5, 1.0)(random);
 }
 
+// Returns the header with the sum of the body; none if OpenSSL may not compute
+// it. Without it, SeaweedFS 4.48 keeps an empty object if the connection ends
+// before the body's first byte, as when the process is killed.
+std::optional<std::string> SumHeader(
+    const std::vector<std::string_view>& body) {
+  const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> sum(
+      EVP_MD_CTX_new(), EVP_MD_CTX_free);
+  std::string digest(EVP_MAX_MD_SIZE, '\0');
+  unsigned int size = 0;
+  bool computed = EVP_DigestInit_ex(sum.get(), EVP_md5(), nullptr) == 1;
+  for (const std::string_view piece : body) {
+    computed = computed &&
+               EVP_DigestUpdate(sum.get(), piece.data(), piece.size()) == 1;
+  }
+  computed = computed &&
+             EVP_DigestFinal_ex(sum.get(),
+                                reinterpret_cast<unsigned char*>(digest.data()),
+                                &size) == 1;
+  if (!computed) return std::nullopt;
+  digest.resize(size);
+  return "content-md5: " + absl::Base64Escape(digest);
+}
+
 absl::Duration TimeOf(uint64_t bytes) {
   return absl::Seconds(static_cast<double>(bytes) / kBytesPerSecond);
 }
@@ -121,8 +147,9 @@ std::string S3Client::Url(const S3Request& request) const {
   return url;
 }
 
-absl::StatusOr<S3Answer> S3Client::Attempt(const S3Request& request,
-                                           absl::Duration patience) {
+absl::StatusOr<S3Answer> S3Client::Attempt(
+    const S3Request& request, const std::optional<std::string>& sum,
+    absl::Duration patience) {
   WEFT_ASSIGN_OR_RETURN(const Credentials credentials, credentials_.Get());
   const Signature signature = {
       .key_id = credentials.key_id,
@@ -140,6 +167,7 @@ absl::StatusOr<S3Answer> S3Client::Attempt(const S3Request& request,
                                           request.max_answer_bytes)),
       .max_upload_bytes_per_second = options_.max_upload_bytes_per_second};
   http.headers.push_back("x-amz-content-sha256: UNSIGNED-PAYLOAD");
+  if (sum) http.headers.push_back(*sum);
   if (!credentials.session_token.empty()) {
     http.headers.push_back("x-amz-security-token: " +
                            credentials.session_token);
@@ -162,12 +190,14 @@ absl::StatusOr<S3Answer> S3Client::Attempt(const S3Request& request,
 absl::StatusOr<S3Answer> S3Client::Send(const S3Request& request) {
   const absl::Time start = SteadyNow();
   const absl::Time end = start + options_.time_limit;
+  const std::optional<std::string> sum =
+      request.body.empty() ? std::nullopt : SumHeader(request.body);
   absl::Duration pause = kFirstPause;
   for (int attempts = 1;; ++attempts) {
     const absl::Duration patience =
         options_.request_limit / (attempts == 1 ? 2 : 1);
     absl::StatusOr<S3Answer> answer =
-        Attempt(request,
+        Attempt(request, sum,
                 std::clamp(end - SteadyNow(), absl::Milliseconds(1), patience));
     const absl::Duration wait = Jitter(pause);
     if (!MayRepeat(answer) || SteadyNow() + wait >= end) {

@@ -4,6 +4,7 @@
 #define WEFT_SRC_STORE_S3_CLIENT_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -76,6 +77,7 @@ class S3Client {
  private:
   std::string Url(const S3Request& request) const;
   absl::StatusOr<S3Answer> Attempt(const S3Request& request,
+                                   const std::optional<std::string>& sum,
                                    absl::Duration patience);
   absl::Status ErrorOf(const S3Request& request,
                        const absl::StatusOr<S3Answer>& answer) const;

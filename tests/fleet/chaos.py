@@ -6,7 +6,6 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 
 import daemon as daemon_module
 from door import Door
@@ -56,9 +55,8 @@ class Chaos:
                 member.launch()
             elif member.serves():
                 serving.append(member)
-                with suppress(OSError):  # It may be about to end.
-                    if member.value("weft_state_log") == 0:
-                        self._door.point(self._fronts[member.name])
+                if member.served_log() == 0:
+                    self._door.point(self._fronts[member.name])
         return serving
 
     def wait_for_service(self) -> list[Member]:

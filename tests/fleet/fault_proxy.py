@@ -1,10 +1,11 @@
 """A proxy in front of an object store, which breaks some requests.
 
-A request is lost before the store has it, or its answer is lost, late or cut, or the
-store seems to refuse it (503), or it comes twice. What is late has happened before: the
-store never gets a request after its sender has given up. After `forget` requests,
-conditions are dropped, as if the store ignored them. With `serial`, the store gets
-one request at a time. Requests that `held` matches wait until it is None.
+A request is lost before the store has it, or before its body has come. Or its answer is
+lost, late or cut, or the store seems to refuse it (503), or it comes twice. What is
+late has happened before: the store never gets a request after its sender has given up.
+After `forget` requests, conditions are dropped, as if the store ignored them. With
+`serial`, the store gets one request at a time. Requests that `held` matches wait until
+it is None.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections import Counter
 from types import TracebackType
 from urllib.parse import urlsplit
 
-FAULTS = ("lose_request", "lose_answer", "late", "cut", "refuse", "double")
+FAULTS = ("lose_request", "lose_body", "lose_answer", "late", "cut", "refuse", "double")
 REFUSAL = b"<Error><Code>SlowDown</Code><Message>reduce the rate</Message></Error>"
 _CONDITION = re.compile(rb"^(?:if-none-match|if-match):[^\r\n]*\r\n", re.I | re.M)
 _LENGTH = re.compile(rb"^content-length: *(\d+)", re.I | re.M)
@@ -134,6 +135,14 @@ class FaultProxy:
             await writer.drain()
             return await _read(reader, request.startswith(b"HEAD "))
 
+    async def _send_head(self, request: bytes) -> None:
+        """Sends a request without its body, as a process does that is killed."""
+        _, writer = await asyncio.open_connection(self._to.hostname, self._to.port)
+        writer.write(request[: request.index(b"\r\n\r\n") + 4])
+        await writer.drain()
+        writer.close()
+        await writer.wait_closed()
+
     async def _answer(self, request: bytes, store: _Streams) -> bytes | None:
         """Returns the answer; None: the connection ends without one."""
         while self.held is not None and self.held.match(request):
@@ -143,6 +152,9 @@ class FaultProxy:
             fault = self._random.choice(FAULTS)
             self.faults[fault] += 1
         if fault == "lose_request":
+            return None
+        if fault == "lose_body":
+            await self._send_head(request)
             return None
         if fault == "refuse":
             head = f"HTTP/1.1 503 X\r\ncontent-length: {len(REFUSAL)}\r\n\r\n"

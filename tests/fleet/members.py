@@ -80,12 +80,20 @@ class Member(daemon_module.Daemon):
 
     def serves(self) -> bool:
         """Returns at once whether the process runs calls."""
+        return self._page("/readyz") is not None
+
+    def served_log(self) -> int | None:
+        """Returns at once which log the process has."""
+        found = re.search(r"^weft_state_log (\d+)$", self._page("/metrics") or "", re.M)
+        return int(found[1]) if found else None
+
+    def _page(self, path: str) -> str | None:
+        """Returns a page of the metrics' address, or None if it is not ready."""
         with suppress(OSError, IndexError):
             address = self._port_file.read_text("ascii").split()[1]
-            url = f"http://{address}/readyz"
-            with urllib.request.urlopen(url, timeout=0.5) as reply:
-                return bool(reply.status == 200)
-        return False
+            with urllib.request.urlopen(f"http://{address}{path}", timeout=0.5) as page:
+                return str(page.read(), "utf-8")
+        return None
 
     def exit_code(self) -> int | None:
         assert self._process is not None

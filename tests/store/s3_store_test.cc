@@ -212,6 +212,14 @@ TEST_F(S3StoreTest, ASilentStoreIsADeadline) {
               IsStatus(absl::StatusCode::kDeadlineExceeded, "PUT s3://"));
 }
 
+TEST_F(S3StoreTest, AWriteHasTheSumOfItsBody) {
+  S3Store& store = StartWith({kCreated}, {});
+  ASSERT_THAT(store.Create("a", {"ab", "c"}), IsOk());
+  // `printf abc | openssl md5 -binary | base64`
+  EXPECT_THAT(server_->requests().back(),
+              HasSubstr("content-md5: kAFQmDzST7DWlj99KOF/cg==\r\n"));
+}
+
 TEST_F(S3StoreTest, ALostConnectionCostsHalfOfARequestsTime) {
   S3Store& store =
       StartWith({kHang, kCreated}, {.request_limit = absl::Seconds(4)});
