@@ -197,7 +197,7 @@ def two_lists(servers: MovingServers) -> None:
     """Servers 0 and 1 have some adapters each, in pages, and name each other."""
     servers.homes = {"a": 0, "b": 1}
     servers.pages = {0: [["c"], ["e"]], 1: [["b"], ["d"]]}
-    servers.others = {0: [servers.targets[1]], 1: [servers.targets[0]]}
+    servers.others = {0: [servers.targets[1]] * 2, 1: [servers.targets[0]]}
 
 
 async def ids(client: Any) -> list[str]:

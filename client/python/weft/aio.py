@@ -259,9 +259,8 @@ class AsyncClient(AsyncSampler):
             if named == answered:
                 continue
             # The first server, or one in place of another, which may know a third.
-            known = dict(servers)
             for other in others:
-                if other not in known:
+                if other not in dict(servers):
                     servers.append((other, caller.other(answered, other)))
         if len(servers) == 1:
             return [*found.values()]
