@@ -181,8 +181,8 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
        {"ranks", world.size},
        {"seconds", absl::ToDoubleSeconds(SteadyNow() - start)}});
 
-  WEFT_RETURN_IF_ERROR(engine::TakeState(opened, parts.options,
-                                         StandBy(on_standby, &parts.links)));
+  WEFT_RETURN_IF_ERROR(engine::TakeState(
+      parts.options, StandBy(on_standby, &parts.links), &opened));
   GiveState(std::move(opened), &parts);
   std::unique_ptr<engine::EngineImpl> engine;
   WEFT_RETURN_IF_ERROR(engine::RunGuarded("starting the engine", [&] {

@@ -101,6 +101,9 @@ def test_a_standby_takes_over_from_whichever_owner_ends(
     a.wait_until_restored()
     assert a.value(LOG) == 1
     assert steps(a, "y") == 3 + len(ends)
+    # Adapters of two logs may have one key, so their steps are noted apart.
+    noted = sorted(path.name for path in (fleet.folder / "a").rglob("RUNNING*"))
+    assert noted == ["RUNNING-a", "RUNNING-a~1"]
     with c.client() as client:
         train(client, "x", 3)
         client.adapter("x").save("kept")

@@ -59,17 +59,23 @@ absl::Status OpenBucket(const EngineOptions& options, const std::string& model,
       log::StateBucket::Open(std::move(objects), model,
                              options.accept_base_model_change));
   WEFT_RETURN_IF_ERROR(bucket->CheckLogs(options.logs));
-  // Each machine notes by itself which steps end its processes, so such a step
-  // may end a few of each before all refuse it.
-  WEFT_ASSIGN_OR_RETURN(const UniqueFd directory,
-                        OpenDirectory(options.spill_root(), "--spill-dir"));
-  WEFT_ASSIGN_OR_RETURN(
-      opened->running,
-      log::RunningSteps::Open(
-          directory.get(),
-          absl::StrCat(log::kRunningSteps, "-", options.instance)));
   opened->bucket = bucket.get();
   opened->state = std::move(bucket);
+  return absl::OkStatus();
+}
+
+// Opens the steps of `log` that ran when this machine's last process ended.
+// Each machine notes by itself which steps end its processes, so such a step
+// may end a few of each before all refuse it. Adapters of two logs may have one
+// key.
+absl::Status OpenRunning(const EngineOptions& options, int log,
+                         OpenedState* opened) {
+  WEFT_ASSIGN_OR_RETURN(const UniqueFd directory,
+                        OpenDirectory(options.spill_root(), "--spill-dir"));
+  std::string name = absl::StrCat(log::kRunningSteps, "-", options.instance);
+  if (log > 0) absl::StrAppend(&name, "~", log);
+  WEFT_ASSIGN_OR_RETURN(opened->running,
+                        log::RunningSteps::Open(directory.get(), name));
   return absl::OkStatus();
 }
 
@@ -89,18 +95,20 @@ absl::StatusOr<OpenedState> OpenState(const EngineOptions& options,
   return opened;
 }
 
-absl::Status TakeState(const OpenedState& opened, const EngineOptions& options,
-                       const OnStandby& on_standby) {
-  if (opened.bucket == nullptr) return absl::OkStatus();
+absl::Status TakeState(const EngineOptions& options,
+                       const OnStandby& on_standby, OpenedState* opened) {
+  log::StateBucket* const bucket = opened->bucket;
+  if (bucket == nullptr) return absl::OkStatus();
   const log::Instance self = {.name = options.instance,
                               .process = RandomName(),
                               .address = options.advertise_address};
-  const absl::Status taken = log::TakeWhenFree(
-      opened.bucket, options.logs, self, &opened.metrics->owner,
-      [&on_standby](const log::Manifest& seen) {
-        on_standby(seen.owner.address);
-      });
-  return log::WithWayOut(taken, options);
+  const absl::Status taken =
+      log::TakeWhenFree(bucket, options.logs, self, &opened->metrics->owner,
+                        [&on_standby](const log::Manifest& seen) {
+                          on_standby(seen.owner.address);
+                        });
+  WEFT_RETURN_IF_ERROR(log::WithWayOut(taken, options));
+  return OpenRunning(options, bucket->owner()->keys().log, opened);
 }
 
 std::unique_ptr<directory::Directory> OpenAdapterDirectory(

@@ -31,12 +31,13 @@ struct OpenedState {
   std::unique_ptr<BucketMetrics> metrics;  // Outlive `state`.
   std::unique_ptr<log::State> state;
   log::StateBucket* bucket = nullptr;  // `state`, if it is in a store.
+  // The steps that ran when this machine's last process ended. For a store,
+  // null until TakeState.
   std::unique_ptr<log::RunningSteps> running;
 };
 
-// Opens the folder, or the store, which must keep conditions, and the steps
-// that ran when this machine's last process ended. `model` is the base model's
-// fingerprint. `registry` outlives the result. Errors: those of
+// Opens the folder, or the store, which must keep conditions. `model` is the
+// base model's fingerprint. `registry` outlives the result. Errors: those of
 // StateFolder::Open, StateBucket::Open, StateBucket::CheckLogs, CheckConditions
 // and RunningSteps::Open.
 absl::StatusOr<OpenedState> OpenState(const EngineOptions& options,
@@ -44,9 +45,10 @@ absl::StatusOr<OpenedState> OpenState(const EngineOptions& options,
                                       prometheus::Registry* registry);
 
 // Returns when this process has the state, in a store one of its logs.
-// Meanwhile calls `on_standby`. Errors: those of TakeWhenFree.
-absl::Status TakeState(const OpenedState& opened, const EngineOptions& options,
-                       const OnStandby& on_standby);
+// Meanwhile calls `on_standby`. Errors: those of TakeWhenFree and
+// RunningSteps::Open.
+absl::Status TakeState(const EngineOptions& options,
+                       const OnStandby& on_standby, OpenedState* opened);
 
 // Returns where checkpoints are kept: in the store, else in --checkpoint-dir.
 // Call it when this process has the state, which outlives the result.
