@@ -188,17 +188,8 @@ absl::StatusOr<std::string> FolderStore::Swap(const std::string& key,
   TemporaryFile file(absl::StrCat(path_, "/", kOwnFolder));
   WEFT_ASSIGN_OR_RETURN(const std::string next, file.Write({bytes}));
   WEFT_ASSIGN_OR_RETURN(const UniqueFd lock, Lock());
-  const absl::StatusOr<UniqueFd> now = OpenObject(key);
-  if (!now.ok() && !absl::IsNotFound(now.status())) return now.status();
-  std::string found;
-  if (now.ok()) {
-    WEFT_ASSIGN_OR_RETURN(found, EtagOf(now->get()));
-  }
-  if (found != etag || !now.ok()) {
-    return absl::AbortedError(absl::StrCat(
-        NameOf(key), ": the object is missing or has another ETag than ",
-        etag));
-  }
+  WEFT_ASSIGN_OR_RETURN(const bool has_it, HasEtag(key, etag));
+  if (!has_it) return OtherEtag(NameOf(key), etag);
   const fs::path path = PathOf(key);
   if (Failpoint("files.rename") || ::rename(file.path(), path.c_str()) != 0) {
     return ErrnoStatus(errno, "replacing " + NameOf(key));
@@ -276,6 +267,30 @@ absl::StatusOr<std::vector<ListedObject>> FolderStore::List(
 absl::Status FolderStore::Delete(const std::string& key) {
   WEFT_RETURN_IF_ERROR(Check(key));
   WEFT_ASSIGN_OR_RETURN(const UniqueFd lock, Lock());
+  return Remove(key);
+}
+
+absl::Status FolderStore::DeleteIf(const std::string& key,
+                                   const std::string& etag) {
+  WEFT_RETURN_IF_ERROR(Check(key));
+  WEFT_ASSIGN_OR_RETURN(const UniqueFd lock, Lock());
+  WEFT_ASSIGN_OR_RETURN(const bool has_it, HasEtag(key, etag));
+  if (has_it) return Remove(key);
+  const absl::Status there = OpenObject(key).status();
+  if (absl::IsNotFound(there)) return absl::OkStatus();
+  return there.ok() ? OtherEtag(NameOf(key), etag) : there;
+}
+
+absl::StatusOr<bool> FolderStore::HasEtag(const std::string& key,
+                                          const std::string& etag) const {
+  const absl::StatusOr<UniqueFd> now = OpenObject(key);
+  if (absl::IsNotFound(now.status())) return false;
+  WEFT_RETURN_IF_ERROR(now.status());
+  WEFT_ASSIGN_OR_RETURN(const std::string found, EtagOf(now->get()));
+  return found == etag;
+}
+
+absl::Status FolderStore::Remove(const std::string& key) const {
   const fs::path path = PathOf(key);
   if (Failpoint("files.remove") || ::unlink(path.c_str()) != 0) {
     if (errno == ENOENT || errno == ENOTDIR) return absl::OkStatus();

@@ -39,6 +39,8 @@ class FolderStore final : public ObjectStore {
                                                  const std::string& after,
                                                  size_t max_objects) override;
   absl::Status Delete(const std::string& key) override;
+  absl::Status DeleteIf(const std::string& key,
+                        const std::string& etag) override;
   std::string NameOf(const std::string& key) const override {
     return "file://" + path_ + "/" + key;
   }
@@ -53,6 +55,10 @@ class FolderStore final : public ObjectStore {
   // Excludes other processes' and threads' swaps and deletions until the
   // descriptor is closed.
   absl::StatusOr<UniqueFd> Lock() const;
+  // REQUIRES of both: the caller has the lock.
+  absl::StatusOr<bool> HasEtag(const std::string& key,
+                               const std::string& etag) const;
+  absl::Status Remove(const std::string& key) const;
 
   const std::string path_;
   std::atomic<bool> stopping_ = false;

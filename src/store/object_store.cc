@@ -24,6 +24,11 @@ bool IsAway(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
 }
 
+absl::Status OtherEtag(const std::string& name, const std::string& etag) {
+  return absl::AbortedError(absl::StrCat(
+      name, ": the object is missing or has another ETag than ", etag));
+}
+
 absl::Status CreateOnce(ObjectStore& store, const std::string& key,
                         const std::vector<std::string_view>& pieces) {
   const absl::Status created = store.Create(key, pieces).status();

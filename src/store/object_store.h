@@ -92,6 +92,11 @@ class ObjectStore {
 
   // Removes an object. No error if it is missing.
   virtual absl::Status Delete(const std::string& key) = 0;
+  // Removes an object that has the ETag. No error if it is missing. Errors:
+  // ABORTED if it has another ETag. Some stores (such as MinIO) do not know
+  // this condition, and remove the object.
+  virtual absl::Status DeleteIf(const std::string& key,
+                                const std::string& etag) = 0;
 
   // Returns the place of a key for messages, such as s3://bucket/prefix/key.
   virtual std::string NameOf(const std::string& key) const = 0;
@@ -104,6 +109,9 @@ class ObjectStore {
 // Returns whether an error means that the store does not answer, so that the
 // same call may succeed later.
 bool IsAway(const absl::Status& status);
+
+// Returns the ABORTED of a store for the object `name`.
+absl::Status OtherEtag(const std::string& name, const std::string& etag);
 
 // Does what Create does with a name that no other call uses. So an object that
 // exists is this call's own: an answer was lost, which is no error.

@@ -256,7 +256,8 @@ absl::Status S3Client::ErrorOf(const S3Request& request,
   const bool of_bucket =
       request.key.empty() || answer->error_code == "NoSuchBucket";
   if (answer->ok() || (status == 404 && !of_bucket) || status == 409 ||
-      status == 412 || status == 416) {
+      status == 412 || status == 416 ||
+      (status == 501 && request.operation == StoreOperation::kDelete)) {
     return absl::OkStatus();
   }
   return Unexpected(request, *answer);

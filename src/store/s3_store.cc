@@ -36,6 +36,10 @@ absl::Status Exists(const std::string& name) {
   return absl::AlreadyExistsError(name + ": the object exists");
 }
 
+std::string IfMatch(const std::string& etag) {
+  return absl::StrCat("if-match: \"", etag, "\"");
+}
+
 // Returns the pieces of the bytes from `offset` on, at most `size` bytes.
 std::vector<std::string_view> Slice(const std::vector<std::string_view>& pieces,
                                     uint64_t offset, uint64_t size) {
@@ -87,19 +91,14 @@ absl::StatusOr<std::string> S3Store::Swap(const std::string& key,
                                           std::string_view bytes,
                                           const std::string& etag) {
   WEFT_RETURN_IF_ERROR(CheckKey(key));
-  const S3Request request = {
-      .operation = StoreOperation::kSwap,
-      .method = "PUT",
-      .key = key,
-      .headers = {absl::StrCat("if-match: \"", etag, "\"")},
-      .body = {bytes}};
+  const S3Request request = {.operation = StoreOperation::kSwap,
+                             .method = "PUT",
+                             .key = key,
+                             .headers = {IfMatch(etag)},
+                             .body = {bytes}};
   WEFT_ASSIGN_OR_RETURN(const S3Answer answer, client_.Send(request));
   if (answer.http.status == 412 || answer.http.status == 404) {
-    return absl::AbortedError(
-        absl::StrCat(NameOf(key),
-                     ": the object is missing or has another "
-                     "ETag than ",
-                     etag));
+    return OtherEtag(NameOf(key), etag);
   }
   if (!answer.ok()) return client_.Unexpected(request, answer);
   return Unquote(answer.http.Header("etag"));
@@ -216,6 +215,23 @@ absl::Status S3Store::Delete(const std::string& key) {
   WEFT_ASSIGN_OR_RETURN(const S3Answer answer, client_.Send(request));
   if (answer.ok() || answer.http.status == 404) return absl::OkStatus();
   return client_.Unexpected(request, answer);
+}
+
+absl::Status S3Store::DeleteIf(const std::string& key,
+                               const std::string& etag) {
+  WEFT_RETURN_IF_ERROR(CheckKey(key));
+  const S3Request request = {.operation = StoreOperation::kDelete,
+                             .method = "DELETE",
+                             .key = key,
+                             .headers = {IfMatch(etag)}};
+  WEFT_ASSIGN_OR_RETURN(const S3Answer answer, client_.Send(request));
+  if (answer.ok() || answer.http.status == 404) return absl::OkStatus();
+  if (answer.http.status == 501) return Delete(key);  // No such condition.
+  if (answer.http.status != 412) return client_.Unexpected(request, answer);
+  // At some stores a missing object has another ETag.
+  const absl::Status there = SizeOf(key).status();
+  if (absl::IsNotFound(there)) return absl::OkStatus();
+  return there.ok() ? OtherEtag(NameOf(key), etag) : there;
 }
 
 absl::StatusOr<std::string> S3Store::CreateInParts(

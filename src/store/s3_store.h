@@ -30,6 +30,8 @@ class S3Store final : public ObjectStore {
                                                  const std::string& after,
                                                  size_t max_objects) override;
   absl::Status Delete(const std::string& key) override;
+  absl::Status DeleteIf(const std::string& key,
+                        const std::string& etag) override;
   std::string NameOf(const std::string& key) const override {
     return client_.NameOf(key);
   }

@@ -229,6 +229,18 @@ TEST_P(ObjectStoreTest, AListSeesEachWriteAndDeletion) {
   EXPECT_TRUE(Created("logs/0/records/2", "again"));
 }
 
+TEST_P(ObjectStoreTest, ADeletionWithAnEtagSparesWhatHasAnother) {
+  ASSERT_TRUE(Created("a", "one"));
+  const std::string first = Etag("a");
+  ASSERT_TRUE(Swapped("a", "other", first));
+  EXPECT_THAT(store_->DeleteIf("a", first),
+              IsStatus(absl::StatusCode::kAborted, "a"));
+  EXPECT_THAT(Keys(""), ElementsAre("a"));
+  EXPECT_THAT(store_->DeleteIf("a", Etag("a")), IsOk());
+  EXPECT_THAT(Keys(""), ElementsAre());
+  EXPECT_THAT(store_->DeleteIf("a", first), IsOk());
+}
+
 TEST_P(ObjectStoreTest, KeysKeepTheirBytesAndTheirOrder) {
   std::vector<std::string> keys;
   for (const char* part : {" !\"#$", "%2F%&'()*", "+,.-_~", "09:;<=>?@AZ",

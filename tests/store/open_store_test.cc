@@ -132,6 +132,10 @@ class CarelessStore final : public ObjectStore {
   absl::Status Delete(const std::string& key) override {
     return inner_->Delete(key);
   }
+  absl::Status DeleteIf(const std::string& key,
+                        const std::string& etag) override {
+    return inner_->DeleteIf(key, etag);
+  }
   std::string NameOf(const std::string& key) const override {
     return inner_->NameOf(key);
   }

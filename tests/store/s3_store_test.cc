@@ -175,6 +175,7 @@ TEST_F(S3StoreTest, AMissingObjectIsNoMissingBucket) {
   EXPECT_THAT(store.Get("a", 1), IsStatus(StatusCode::kNotFound, "fix/a"));
   EXPECT_THAT(store.Swap("a", "1", "e"), IsStatus(StatusCode::kAborted, "e"));
   EXPECT_THAT(store.Delete("a"), IsOk());
+  EXPECT_THAT(store.DeleteIf("a", "e"), IsOk());
   S3Store& none = StartWith({ErrorAnswer("404 X", "NoSuchBucket")});
   for (const absl::Status& status :
        {none.Get("a", 1).status(), none.Swap("a", "1", "e").status(),
@@ -182,6 +183,13 @@ TEST_F(S3StoreTest, AMissingObjectIsNoMissingBucket) {
     EXPECT_THAT(status,
                 IsStatus(StatusCode::kFailedPrecondition, "NoSuchBuck"));
   }
+}
+
+TEST_F(S3StoreTest, AStoreWithoutConditionsOnDeletionsDeletes) {
+  S3Store& store = StartWith(
+      {ErrorAnswer("501 X", "NotImplemented"), Answer("204 X", "", "")});
+  EXPECT_THAT(store.DeleteIf("a", "e"), IsOk());
+  EXPECT_EQ(server_->requests().size(), 2u);
 }
 
 TEST_F(S3StoreTest, AttemptsEndAfterTheLimit) {

@@ -32,6 +32,7 @@ struct MemoryObjects {
   // Is asked before each write, with the operation and the key.
   std::function<Fate(const std::string&, const std::string&)> fate;
   absl::Status read_error;  // What Get returns, if it is an error.
+  absl::Status list_error;  // What List returns, if it is an error.
   // Runs before each request, without the lock.
   std::function<void(const std::string&, const std::string&)> before;
 };
@@ -93,6 +94,7 @@ class MemoryStore : public ObjectStore {
     Before("list", prefix);
     std::vector<ListedObject> listed;
     MutexLock lock(&shared_.mu);
+    if (!shared_.list_error.ok()) return shared_.list_error;
     for (const auto& [key, object] : shared_.objects) {
       if (key <= after || !absl::StartsWith(key, prefix)) continue;
       if (listed.size() == max_objects) break;
@@ -106,6 +108,21 @@ class MemoryStore : public ObjectStore {
     return Write("delete", key,
                  [&]() -> absl::StatusOr<std::string> {
                    shared_.objects.erase(key);
+                   return std::string();
+                 })
+        .status();
+  }
+
+  absl::Status DeleteIf(const std::string& key,
+                        const std::string& etag) override {
+    return Write("delete", key,
+                 [&]() -> absl::StatusOr<std::string> {
+                   const auto object = shared_.objects.find(key);
+                   if (object == shared_.objects.end()) return std::string();
+                   if (object->second.etag != etag) {
+                     return absl::AbortedError(key);
+                   }
+                   shared_.objects.erase(object);
                    return std::string();
                  })
         .status();
