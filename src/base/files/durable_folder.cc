@@ -9,7 +9,6 @@
 #include <atomic>
 #include <cerrno>
 #include <filesystem>
-#include <functional>
 #include <optional>
 #include <system_error>
 
@@ -22,8 +21,6 @@
 
 namespace weft {
 namespace {
-
-constexpr uint64_t kPieceBytes = 1 << 20;
 
 // Returns a name that no other temporary folder of this process has. If an
 // earlier process has left a folder of this name, mkdir fails with EEXIST, and
@@ -164,18 +161,12 @@ absl::StatusOr<FolderManifest> ReadManifest(int dir,
   return *std::move(manifest);
 }
 
-// Opens a file of the folder and does what CheckFile does.
-absl::StatusOr<FileSource> OpenFile(
-    int dir, const std::string& folder, const FolderManifest::File& expected,
-    uint64_t piece_bytes, const std::function<void(std::string)>& use) {
-  absl::StatusOr<FileSource> file = FileSource::OpenAt(dir, expected.name);
-  if (!file.ok()) {
-    return DamagedFile(
-        folder, expected.name,
-        absl::StrCat("cannot be read: ", file.status().message()));
-  }
-  WEFT_RETURN_IF_ERROR(CheckFile(*file, folder, expected, piece_bytes, use));
-  return file;
+absl::StatusOr<FileSource> OpenFile(int dir, const std::string& folder,
+                                    const std::string& name) {
+  absl::StatusOr<FileSource> file = FileSource::OpenAt(dir, name);
+  if (file.ok()) return file;
+  return DamagedFile(folder, name,
+                     absl::StrCat("cannot be read: ", file.status().message()));
 }
 
 // A replaced file has another inode, unless it is the second in one tick of the
@@ -214,8 +205,9 @@ absl::StatusOr<DurableFolder> ReadDurableFolder(const std::string& parent,
     const auto keep = [&contents](std::string all) {
       contents = std::move(all);
     };
-    WEFT_RETURN_IF_ERROR(
-        OpenFile(dir.get(), name, file, file.size, keep).status());
+    WEFT_ASSIGN_OR_RETURN(const FileSource opened,
+                          OpenFile(dir.get(), name, file.name));
+    WEFT_RETURN_IF_ERROR(CheckFile(opened, name, file, file.size, keep));
     folder.files.emplace_back(file.name, std::move(contents));
   }
   return folder;
@@ -228,10 +220,11 @@ absl::StatusOr<OpenedFolder> OpenDurableFolder(const std::string& parent,
   OpenedFolder folder;
   folder.fields = std::move(manifest.fields);
   for (const FolderManifest::File& file : manifest.files) {
-    WEFT_ASSIGN_OR_RETURN(
-        FileSource opened,
-        OpenFile(dir.get(), name, file, kPieceBytes, [](std::string) {}));
-    folder.files.push_back(std::move(opened));
+    WEFT_ASSIGN_OR_RETURN(const FileSource opened,
+                          OpenFile(dir.get(), name, file.name));
+    WEFT_ASSIGN_OR_RETURN(FileSource checked,
+                          CheckWhileRead(opened, name, file));
+    folder.files.push_back(std::move(checked));
   }
   return folder;
 }

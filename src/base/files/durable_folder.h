@@ -52,8 +52,8 @@ struct OpenedFolder {
   nlohmann::json fields;
 };
 
-// Like ReadDurableFolder, but reads one piece at a time, and returns the open
-// files in place of their contents.
+// Opens the folder's files, and checks their sizes. They check their sums while
+// they are read (CheckWhileRead). Errors: those of ReadDurableFolder.
 absl::StatusOr<OpenedFolder> OpenDurableFolder(const std::string& parent,
                                                const std::string& name);
 

@@ -45,6 +45,7 @@ FileSource::FileSource(std::string name, UniqueFd file, uint64_t size)
 absl::StatusOr<std::string> FileSource::Read(uint64_t offset,
                                              uint64_t count) const {
   count = std::min(count, size_ - std::min(offset, size_));
+  if (count == 0) return std::string();
   if (contents_ != nullptr) return contents_->substr(offset, count);
   if (read_) return read_(offset, count);
   std::string piece(count, '\0');

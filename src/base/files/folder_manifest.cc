@@ -1,10 +1,13 @@
 #include "src/base/files/folder_manifest.h"
 
+#include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "src/base/sha256.h"
+#include "src/base/status_macros.h"
 
 namespace weft {
 namespace {
@@ -25,6 +28,67 @@ std::optional<FolderManifest::File> ParseFile(const nlohmann::json& json) {
                               .size = size->get<uint64_t>(),
                               .sha256 = sha256->get<std::string>()};
 }
+
+absl::Status CheckSize(const FileSource& file, const std::string& folder,
+                       const FolderManifest::File& expected) {
+  if (file.size() == expected.size) return absl::OkStatus();
+  return DamagedFile(
+      folder, expected.name,
+      absl::StrCat("has ", file.size(), " bytes, not ", expected.size));
+}
+
+// Reads exactly `count` bytes of a file.
+absl::StatusOr<std::string> ReadPart(const FileSource& file,
+                                     const std::string& folder, uint64_t offset,
+                                     uint64_t count) {
+  absl::StatusOr<std::string> part = file.Read(offset, count);
+  if (absl::IsUnavailable(part.status()) ||
+      absl::IsDeadlineExceeded(part.status())) {
+    return part;  // The store is away.
+  }
+  if (!part.ok()) {
+    return DamagedFile(
+        folder, file.name(),
+        absl::StrCat("cannot be read: ", part.status().message()));
+  }
+  if (part->size() < count) {
+    return DamagedFile(folder, file.name(), "has become shorter");
+  }
+  return part;
+}
+
+absl::Status CheckSum(Sha256Sum* sum, const std::string& folder,
+                      const FolderManifest::File& expected) {
+  if (absl::BytesToHexString(sum->Finish()) == expected.sha256) {
+    return absl::OkStatus();
+  }
+  return DamagedFile(folder, expected.name, "has another SHA-256");
+}
+
+// The sum of the reads that have followed one another from the first byte on.
+class SumOfReads {
+ public:
+  // Adds what was read. Checks the sum at the file's end.
+  absl::Status Add(uint64_t offset, const std::string& part,
+                   const std::string& folder,
+                   const FolderManifest::File& expected) {
+    if (offset == 0) {
+      sum_.emplace();
+      next_ = 0;
+    }
+    if (!sum_ || offset != next_) return absl::OkStatus();
+    sum_->Add(part);
+    next_ += part.size();
+    if (next_ < expected.size) return absl::OkStatus();
+    const absl::Status checked = CheckSum(&*sum_, folder, expected);
+    sum_.reset();
+    return checked;
+  }
+
+ private:
+  std::optional<Sha256Sum> sum_;
+  uint64_t next_ = 0;
+};
 
 }  // namespace
 
@@ -89,30 +153,31 @@ absl::Status CheckFile(const FileSource& file, const std::string& folder,
                        const FolderManifest::File& expected,
                        uint64_t piece_bytes,
                        const std::function<void(std::string)>& use) {
-  if (file.size() != expected.size) {
-    return DamagedFile(
-        folder, expected.name,
-        absl::StrCat("has ", file.size(), " bytes, not ", expected.size));
-  }
+  WEFT_RETURN_IF_ERROR(CheckSize(file, folder, expected));
   Sha256Sum sum;
   for (uint64_t offset = 0; offset < file.size(); offset += piece_bytes) {
-    absl::StatusOr<std::string> piece = file.Read(offset, piece_bytes);
-    if (absl::IsUnavailable(piece.status()) ||
-        absl::IsDeadlineExceeded(piece.status())) {
-      return piece.status();  // The store is away.
-    }
-    if (!piece.ok()) {
-      return DamagedFile(
-          folder, expected.name,
-          absl::StrCat("cannot be read: ", piece.status().message()));
-    }
-    sum.Add(*piece);
-    use(*std::move(piece));
+    const uint64_t count = std::min(piece_bytes, file.size() - offset);
+    WEFT_ASSIGN_OR_RETURN(std::string piece,
+                          ReadPart(file, folder, offset, count));
+    sum.Add(piece);
+    use(std::move(piece));
   }
-  if (absl::BytesToHexString(sum.Finish()) != expected.sha256) {
-    return DamagedFile(folder, expected.name, "has another SHA-256");
-  }
-  return absl::OkStatus();
+  return CheckSum(&sum, folder, expected);
+}
+
+absl::StatusOr<FileSource> CheckWhileRead(
+    const FileSource& file, const std::string& folder,
+    const FolderManifest::File& expected) {
+  WEFT_RETURN_IF_ERROR(CheckSize(file, folder, expected));
+  const auto read =
+      [file, folder, expected, sum = std::make_shared<SumOfReads>()](
+          uint64_t offset, uint64_t count) -> absl::StatusOr<std::string> {
+    WEFT_ASSIGN_OR_RETURN(std::string part,
+                          ReadPart(file, folder, offset, count));
+    WEFT_RETURN_IF_ERROR(sum->Add(offset, part, folder, expected));
+    return part;
+  };
+  return FileSource(expected.name, expected.size, read);
 }
 
 }  // namespace weft

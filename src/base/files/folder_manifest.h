@@ -50,6 +50,15 @@ absl::Status CheckFile(const FileSource& file, const std::string& folder,
                        uint64_t piece_bytes,
                        const std::function<void(std::string)>& use);
 
+// Returns the file, which checks itself while it is read: of reads that follow
+// one another from the first byte on, the one that comes to the end returns
+// DATA_LOSS if the SHA-256 is another. So who reads in this way has the whole
+// file only if it is right. Copies share the sum, so one of them may read at a
+// time. Errors, also of reads: those of CheckFile.
+absl::StatusOr<FileSource> CheckWhileRead(const FileSource& file,
+                                          const std::string& folder,
+                                          const FolderManifest::File& expected);
+
 }  // namespace weft
 
 #endif  // WEFT_SRC_BASE_FILES_FOLDER_MANIFEST_H_

@@ -77,6 +77,31 @@ TEST_F(DurableFolderTest, AnOpenedFolderStaysReadableAfterItIsRemoved) {
   EXPECT_EQ(opened.files[1].size(), 0);
 }
 
+TEST_F(DurableFolderTest, AnOpenedFileIsWholeOnlyIfItIsRight) {
+  ASSERT_THAT(
+      WriteDurableFolder(parent_, "one",
+                         {.files = {{"f", "abcd"}}, .fields = {}}, false),
+      IsOk());
+  const auto damaged = IsStatus(absl::StatusCode::kDataLoss,
+                                "f of folder \"one\" has another SHA-256");
+  auto opened = OpenDurableFolder(parent_, "one").value();
+  for (int i = 0; i < 2; ++i) {  // It can be read again.
+    EXPECT_THAT(opened.files[0].Read(0, 3), IsOkAndHolds("abc"));
+    EXPECT_THAT(opened.files[0].Read(3, 9), IsOkAndHolds("d"));
+    EXPECT_THAT(opened.files[0].Read(4, 9), IsOkAndHolds(""));
+  }
+  Overwrite(File("one", "f"), "axcd");
+  opened = OpenDurableFolder(parent_, "one").value();
+  EXPECT_THAT(opened.files[0].Read(0, 3), IsOkAndHolds("axc"));
+  EXPECT_THAT(opened.files[0].Read(3, 9), damaged);
+  EXPECT_THAT(opened.files[0].Read(0, 4), damaged);
+  // Parts that do not follow one another are not checked.
+  EXPECT_THAT(opened.files[0].Read(2, 9), IsOkAndHolds("cd"));
+  Overwrite(File("one", "f"), "ab");
+  EXPECT_THAT(opened.files[0].Read(0, 4),
+              IsStatus(absl::StatusCode::kDataLoss, "has become shorter"));
+}
+
 TEST_F(DurableFolderTest, ReplacesAFolderOnlyWhenAskedTo) {
   ASSERT_THAT(WriteDurableFolder(parent_, "one", folder_, true), IsOk());
   const DurableFolder other{.files = {{"b", "2"}}, .fields = {{"step", 8}}};
@@ -196,8 +221,13 @@ TEST_F(DurableFolderTest, NamesTheDamagedFile) {
     const std::string message = file + " of folder \"one\" " + how;
     EXPECT_THAT(ReadDurableFolder(parent_, "one"),
                 IsStatus(absl::StatusCode::kDataLoss, message));
-    EXPECT_THAT(OpenDurableFolder(parent_, "one"),
-                IsStatus(absl::StatusCode::kDataLoss, message));
+    // A sum is checked when the file has been read.
+    const auto opened = OpenDurableFolder(parent_, "one");
+    absl::Status status = opened.status();
+    for (size_t i = 0; status.ok() && i < opened->files.size(); ++i) {
+      status = opened->files[i].Read(0, 100).status();
+    }
+    EXPECT_THAT(status, IsStatus(absl::StatusCode::kDataLoss, message));
     ASSERT_THAT(WriteDurableFolder(parent_, "one", folder_, true), IsOk());
   };
   ASSERT_THAT(WriteDurableFolder(parent_, "one", folder_, true), IsOk());
