@@ -247,12 +247,8 @@ absl::StatusOr<engine::Engine*> CallRecord::Admit() const {
   if (deadline() <= SteadyNow()) {
     return absl::DeadlineExceededError("the deadline passed before arrival");
   }
-  const EngineHolder& holder = core_->engine;
   const bool goes_on = (PolicyOf(rpc_).traits & kGoesOnInADrain) != 0;
-  if (!holder.finishing() && holder.Peek() != nullptr && goes_on) {
-    return holder.Peek();
-  }
-  return holder.Get();
+  return goes_on ? core_->engine.GetInADrain() : core_->engine.Get();
 }
 
 absl::Status CallRecord::Hold(int64_t bytes, FairBudget::Term term) {

@@ -55,6 +55,11 @@ class EngineHolder {
     if (Peek() != nullptr) return Peek();
     return NotYet();
   }
+  // Like Get, for work that goes on in a drain until the daemon ends.
+  absl::StatusOr<engine::Engine*> GetInADrain() const {
+    if (!finishing() && Peek() != nullptr) return Peek();
+    return Get();
+  }
 
   // Notes that the process at `owner` (HOST:PORT, may be empty) has the state,
   // and this one stands by for it.

@@ -16,6 +16,7 @@
 #include "server/tinker/handlers.h"
 #include "server/tinker/sessions.h"
 #include "server/wire/field_checks.h"
+#include "src/base/observe/log.h"
 #include "src/base/reason.h"
 #include "src/base/sha256.h"
 #include "src/base/status_macros.h"
@@ -139,7 +140,8 @@ constexpr size_t kTarBlock = 512;
 constexpr uint64_t kMaxTarFile = uint64_t{1} << 33;  // Eleven octal digits.
 
 constexpr uint64_t kArchivePieceBytes = 1 << 20;
-constexpr size_t kMaxOpening = 256;
+// Downloads of one owner whose files are being opened.
+constexpr int kMaxOpening = 64;
 
 // Returns the scheme of the URLs that the client uses. It is "https" only if a
 // proxy ends TLS in front of this port and says so in X-Forwarded-Proto.
@@ -242,7 +244,11 @@ std::string ReadPiece(Download* download) {
   for (; download->part < download->parts.size(); ++download->part) {
     auto piece = download->parts[download->part].Read(download->sent,
                                                       kArchivePieceBytes);
-    if (!piece.ok()) return "";
+    if (!piece.ok()) {
+      Log(LogLevel::kWarning, "a download ends before its end",
+          {{"owner", download->owner}, {"reason", piece.status().message()}});
+      return "";
+    }
     download->sent += piece->size();
     if (!piece->empty()) return *std::move(piece);
     download->sent = 0;
@@ -278,20 +284,26 @@ HttpReply Transfers::FileReply(const DownloadPtr& download) {
 
 absl::Status Transfers::Send(const Ticket& ticket, const Respond& respond) {
   // The disk may be slow, and a URL is asked for without a key.
-  if (opening_.size() >= kMaxOpening) {
+  const std::string owner = OwnerOf(ticket.adapter);
+  if (const auto open = num_opening_.find(owner);
+      open != num_opening_.end() && open->second >= kMaxOpening) {
     return absl::UnavailableError("too many files are opened: ask again later");
   }
-  engine::Engine* const engine = front_.port.core()->engine.Peek();
-  if (engine == nullptr) {
-    return absl::UnavailableError("the server is starting");
-  }
+  const absl::StatusOr<engine::Engine*> engine =
+      front_.port.core()->engine.GetInADrain();
+  // The SDK asks again, also if another process has the state.
+  if (!engine.ok()) return absl::UnavailableError(engine.status().message());
   const uint64_t number = ++last_opening_;
   opening_[number] = respond;
-  engine->DownloadCheckpoint(
+  ++num_opening_[owner];
+  // The front may be gone when the files are open. So only what the port runs
+  // may use it.
+  (*engine)->DownloadCheckpoint(
       ticket.adapter, ticket.checkpoint,
-      [this, ticket,
+      [this, port = front_.port, ticket, owner,
        number](const absl::StatusOr<std::vector<FileSource>>& files) {
-        front_.port.Post([this, ticket, number, files] {
+        port.Post([this, ticket, owner, number, files] {
+          if (--num_opening_[owner] == 0) num_opening_.erase(owner);
           const absl::StatusOr<DownloadPtr> download =
               files.ok() ? MakeDownload(ticket, *files)
                          : absl::StatusOr<DownloadPtr>(files.status());

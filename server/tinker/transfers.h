@@ -61,8 +61,9 @@ class Transfers {
                     const CheckpointPath& from, const CheckpointPath& to,
                     bool own_run, uint64_t ttl_seconds,
                     const std::function<void(const absl::Status&)>& end);
-  // Opens the ticket's file and responds with it. Errors: UNAVAILABLE if too
-  // many files are being opened.
+  // Opens the ticket's file and responds with it. A file that is damaged ends
+  // before its last piece. Errors: UNAVAILABLE if too many files of the owner
+  // are being opened, or the server ends.
   absl::Status Send(const Ticket& ticket, const Respond& respond);
 
  private:
@@ -75,8 +76,9 @@ class Transfers {
 
   Front& front_;
   std::set<std::string> copying_;  // The owners whose copy has not ended.
-  // Downloads whose files are opened, by a number.
+  // Downloads whose files are opened: by a number, and how many an owner has.
   std::map<uint64_t, Respond> opening_;
+  std::map<std::string, int> num_opening_;
   uint64_t last_opening_ = 0;
 };
 

@@ -3,6 +3,7 @@
 #include <future>
 #include <latch>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -152,19 +153,49 @@ TEST_F(TinkerThreadsTest, TheReplyWithAFileEndsOnTheFrontsThread) {
             200);
 }
 
-TEST_F(TinkerThreadsTest, FewDownloadsWaitUntilTheirFilesAreOpen) {
+TEST_F(TinkerThreadsTest, FewDownloadsOfAnOwnerWaitUntilTheirFilesAreOpen) {
+  const std::set<Scope> all = {Scope::kTrain, Scope::kRead};
+  const std::string acme = AddKey("acme", all, "acme");
+  const std::string other = AddKey("other", all, "other");
   Start();
+  key_ = acme;
   const std::string file = UrlOfFile();
+  key_ = other;
+  const std::string others = UrlOfFile();
   engine_->HoldDownloads();
   std::vector<std::future<HttpReply>> opening;
-  for (int i = 0; i < 256; ++i) opening.push_back(AskLater("GET", file));
-  EXPECT_TRUE(Eventually([&] { return Calls("DownloadCheckpoint") == 256; }));
+  for (int i = 0; i < 64; ++i) opening.push_back(AskLater("GET", file));
+  EXPECT_TRUE(Eventually([&] { return Calls("DownloadCheckpoint") == 64; }));
   EXPECT_EQ(Ask("GET", file).status, 503);
+  opening.push_back(AskLater("GET", others));
+  EXPECT_TRUE(Eventually([&] { return Calls("DownloadCheckpoint") == 65; }));
   engine_->ReleaseDownloads();
   for (std::future<HttpReply>& reply : opening) {
     EXPECT_EQ(reply.get().status, 200);
   }
   EXPECT_EQ(Ask("GET", file).status, 200);
+}
+
+// The address sanitizer sees what a callback does with a front that is gone.
+TEST_F(TinkerThreadsTest, AFileMayBeOpenWhenTheFrontIsGone) {
+  Start();
+  const std::string file = UrlOfFile();
+  engine_->HoldDownloads();
+  const std::future<HttpReply> reply = AskLater("GET", file);
+  EXPECT_TRUE(Eventually([&] { return Calls("DownloadCheckpoint") == 1; }));
+  StopFront();
+  engine_->ReleaseDownloads();
+  engine_.reset();  // Runs the callback.
+}
+
+TEST_F(TinkerThreadsTest, DownloadsGoOnInADrainButNotAtTheEnd) {
+  Start();
+  const std::string file = UrlOfFile();
+  OnFront([](Front& front) { front.port.core()->engine.SetDraining(true); });
+  EXPECT_EQ(Ask("GET", file).status, 200);
+  OnFront([](Front& front) { front.port.core()->engine.SetFinishing(); });
+  EXPECT_EQ(Ask("GET", file).status, 503);
+  EXPECT_EQ(Calls("DownloadCheckpoint"), 1);
 }
 
 }  // namespace
