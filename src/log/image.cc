@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <future>
 #include <memory>
 #include <string_view>
 
@@ -19,6 +20,7 @@ namespace {
 
 constexpr std::string_view kImageMagic = "WEFTIMG1";
 constexpr size_t kBlockBytes = 16;
+constexpr size_t kTablesAtOnce = 16;
 
 std::string_view Bytes(std::span<const float> block) {
   return {reinterpret_cast<const char*>(block.data()), block.size_bytes()};
@@ -169,6 +171,24 @@ absl::Status CheckImageTable(const State& state, const std::string& name,
   WEFT_ASSIGN_OR_RETURN(const uint64_t size, image->Size());
   if (size != end) return Damaged(name, "has another size than its table says");
   return absl::OkStatus();
+}
+
+absl::Status CheckImageTables(const State& state,
+                              const std::vector<ImageShape>& images) {
+  absl::Status status;
+  for (size_t first = 0; first < images.size(); first += kTablesAtOnce) {
+    std::vector<std::future<absl::Status>> running;
+    const size_t end = std::min(images.size(), first + kTablesAtOnce);
+    for (size_t i = first; i < end; ++i) {
+      running.push_back(
+          std::async(std::launch::async, [&state, &image = images[i]] {
+            return CheckImageTable(state, image.name, image.num_blocks);
+          }));
+    }
+    for (std::future<absl::Status>& one : running) status.Update(one.get());
+    WEFT_RETURN_IF_ERROR(status);
+  }
+  return status;
 }
 
 }  // namespace weft::log

@@ -41,6 +41,15 @@ absl::StatusOr<uint64_t> CheckImage(const State& state, const std::string& name,
 absl::Status CheckImageTable(const State& state, const std::string& name,
                              size_t num_blocks);
 
+struct ImageShape {
+  std::string name;
+  size_t num_blocks = 0;
+};
+// Checks the tables of images, some at once, because a store takes its time for
+// each.
+absl::Status CheckImageTables(const State& state,
+                              const std::vector<ImageShape>& images);
+
 }  // namespace weft::log
 
 #endif  // WEFT_SRC_LOG_IMAGE_H_

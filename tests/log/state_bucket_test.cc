@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <set>
@@ -13,6 +15,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "src/log/bucket/log_object.h"
 #include "src/log/bucket/log_owner.h"
@@ -310,17 +313,54 @@ TEST_F(StateBucketTest, ImagesComeBack) {
   std::vector<float> small = {1, 2, 3};
   const std::string name = process.state->NewImageName();
   EXPECT_NE(name, process.state->NewImageName());
-  ASSERT_THAT(WriteImage(*process.state, name, {small, large}), IsOk());
+  ASSERT_THAT(WriteImage(*process.state, name, {small, large, large}), IsOk());
   std::vector<float> read_small(small.size());
   std::vector<float> read_large(large.size());
-  ASSERT_THAT(ReadImage(*process.state, name, {read_small, read_large}),
-              IsOk());
+  std::vector<float> read_last(large.size());
+  std::atomic<int> reads = 0;
+  objects_.before = [&reads](const std::string& operation, const std::string&) {
+    if (operation == "get") ++reads;
+  };
+  ASSERT_THAT(
+      ReadImage(*process.state, name, {read_small, read_large, read_last}),
+      IsOk());
+  EXPECT_EQ(reads, 2);  // The first bytes, and all others.
+  objects_.before = nullptr;
   EXPECT_EQ(read_small, small);
   EXPECT_EQ(read_large, large);
-  EXPECT_THAT(CheckImageTable(*process.state, name, 2), IsOk());
+  EXPECT_EQ(read_last, large);
+  EXPECT_THAT(CheckImageTable(*process.state, name, 3), IsOk());
+  objects_.objects["logs/0/images/" + name].bytes.resize(5000);
+  EXPECT_THAT(
+      ReadImage(*process.state, name, {read_small, read_large, read_last}),
+      IsStatus(absl::StatusCode::kDataLoss, "cut short"));
   ASSERT_THAT(process.state->RemoveImage(name), IsOk());
-  EXPECT_THAT(CheckImageTable(*process.state, name, 2),
+  EXPECT_THAT(CheckImageTable(*process.state, name, 3),
               IsStatus(absl::StatusCode::kDataLoss, "missing"));
+}
+
+TEST_F(StateBucketTest, TablesOfImagesAreReadAtOnce) {
+  Process process(&objects_, "a");
+  ASSERT_THAT(process.Start(), IsOk());
+  const std::vector<float> block = {1, 2, 3};
+  std::vector<ImageShape> images;
+  for (int i = 0; i < 20; ++i) {
+    images.push_back({.name = process.state->NewImageName(), .num_blocks = 1});
+    ASSERT_THAT(WriteImage(*process.state, images.back().name, {block}),
+                IsOk());
+  }
+  std::atomic<int> reading = 0, most = 0;
+  objects_.before = [&](const auto&, const auto&) {
+    most = std::max<int>(most, ++reading);
+    absl::SleepFor(absl::Milliseconds(5));
+    --reading;
+  };
+  EXPECT_THAT(CheckImageTables(*process.state, images), IsOk());
+  EXPECT_GT(most, 1);
+  objects_.before = nullptr;
+  ASSERT_THAT(process.state->RemoveImage(images[17].name), IsOk());
+  EXPECT_THAT(CheckImageTables(*process.state, images),
+              IsStatus(absl::StatusCode::kDataLoss, images[17].name));
 }
 
 TEST_F(StateBucketTest, WhatIsMissingIsNamed) {

@@ -80,8 +80,9 @@ absl::Status Recovery::failure() const {
 absl::StatusOr<std::unique_ptr<log::LogReader>> Recovery::Read(
     std::vector<log::AcceptedRecord>* accepted) {
   WEFT_ASSIGN_OR_RETURN(log::Snapshot snapshot, ReadSnapshot(*context_.state));
+  WEFT_RETURN_IF_ERROR(CheckImages(context_, snapshot.adapters));
   for (const log::StoredAdapter& adapter : snapshot.adapters) {
-    WEFT_RETURN_IF_ERROR(RestoreFromImage(context_, adapter, &snapshots_));
+    AddFromImage(context_, adapter, &snapshots_);
     ++report_.adapters;
   }
   WEFT_ASSIGN_OR_RETURN(report_.log,

@@ -20,12 +20,29 @@ lora::AdapterImage ImageOf(const log::ImageRecord& record) {
 
 }  // namespace
 
+absl::Status CheckImages(const EngineContext& context,
+                         const std::vector<log::StoredAdapter>& adapters) {
+  std::vector<log::ImageShape> images;
+  images.reserve(adapters.size());
+  for (const log::StoredAdapter& adapter : adapters) {
+    images.push_back(
+        {.name = adapter.image->file,
+         .num_blocks = log::kStateBlocks + adapter.image->versions.size()});
+  }
+  return log::CheckImageTables(*context.state, images);
+}
+
 absl::Status RestoreFromImage(const EngineContext& context,
                               const log::StoredAdapter& adapter,
                               Snapshotter* snapshots) {
+  WEFT_RETURN_IF_ERROR(CheckImages(context, {adapter}));
+  AddFromImage(context, adapter, snapshots);
+  return absl::OkStatus();
+}
+
+void AddFromImage(const EngineContext& context,
+                  const log::StoredAdapter& adapter, Snapshotter* snapshots) {
   const log::ImageRecord& image = *adapter.image;
-  WEFT_RETURN_IF_ERROR(log::CheckImageTable(
-      *context.state, image.file, log::kStateBlocks + image.versions.size()));
   context.adapters.AddOnDisk(adapter.key, adapter.config, ImageOf(image),
                              image.snapshots, image.file, adapter.created_at);
   dispatch::AdapterHistory history;
@@ -41,7 +58,6 @@ absl::Status RestoreFromImage(const EngineContext& context,
   context.dispatcher.recovery().AddOnDisk(adapter.key, history,
                                           context.adapters.Facts(adapter.key));
   snapshots->Restored(adapter.key, image);
-  return absl::OkStatus();
 }
 
 }  // namespace weft::engine

@@ -3,6 +3,8 @@
 #ifndef WEFT_SRC_ENGINE_RECOVERY_RESTORE_ADAPTER_H_
 #define WEFT_SRC_ENGINE_RECOVERY_RESTORE_ADAPTER_H_
 
+#include <vector>
+
 #include "absl/status/status.h"
 #include "src/engine/engine_context.h"
 #include "src/engine/recovery/snapshotter.h"
@@ -17,6 +19,12 @@ namespace weft::engine {
 absl::Status RestoreFromImage(const EngineContext& context,
                               const log::StoredAdapter& adapter,
                               Snapshotter* snapshots);
+
+// The two halves of RestoreFromImage, for a snapshot with many adapters.
+absl::Status CheckImages(const EngineContext& context,
+                         const std::vector<log::StoredAdapter>& adapters);
+void AddFromImage(const EngineContext& context,
+                  const log::StoredAdapter& adapter, Snapshotter* snapshots);
 
 }  // namespace weft::engine
 

@@ -1,7 +1,6 @@
 #include "src/log/bucket/state_bucket.h"
 
 #include <algorithm>
-#include <cstring>
 #include <deque>
 #include <functional>
 #include <future>
@@ -27,8 +26,10 @@ constexpr char kFormat[] = "FORMAT";
 constexpr char kFirstLog[] = "logs/0/";
 constexpr uint64_t kMaxFormatBytes = 1 << 20;
 constexpr uint64_t kMaxSnapshotBytes = uint64_t{16} << 30;
-// The table of an image, and small images, come with one request.
+// The table of an image, and small images, come with one request. Then so many
+// bytes come with one, for the blocks that follow.
 constexpr uint64_t kFirstBytes = 64 << 10;
+constexpr uint64_t kAheadBytes = 64 << 20;
 // A log has many objects, and the owner's end waits for their removal, so this
 // many are removed at once.
 constexpr size_t kRemovals = 16;
@@ -59,30 +60,38 @@ class ObjectImageReader : public ImageReader {
   ObjectImageReader(store::ObjectStore* store, std::string key)
       : store_(*store), key_(std::move(key)) {}
 
-  absl::Status Open() {
-    first_.resize(kFirstBytes);
-    WEFT_ASSIGN_OR_RETURN(const size_t read,
-                          store_.GetRange(key_, 0, first_, &size_));
-    first_.resize(read);
-    return absl::OkStatus();
-  }
+  absl::Status Open() { return Fetch(0, kFirstBytes); }
 
   absl::StatusOr<size_t> Read(uint64_t offset, std::span<char> bytes) override {
     const uint64_t wanted =
         std::min<uint64_t>(bytes.size(), size_ - std::min(offset, size_));
-    if (offset + wanted <= first_.size()) {
-      std::memcpy(bytes.data(), first_.data() + offset, wanted);
-      return wanted;
+    if (wanted == 0) return 0;
+    if (wanted > kAheadBytes) {
+      return store_.GetRange(key_, offset, bytes.first(wanted), &size_);
     }
-    return store_.GetRange(key_, offset, bytes.first(wanted), &size_);
+    if (offset < begin_ || offset + wanted > begin_ + ahead_.size()) {
+      WEFT_RETURN_IF_ERROR(
+          Fetch(offset, std::min(kAheadBytes, size_ - offset)));
+    }
+    return ahead_.copy(bytes.data(), wanted, offset - begin_);
   }
 
   absl::StatusOr<uint64_t> Size() override { return size_; }
 
  private:
+  absl::Status Fetch(uint64_t offset, uint64_t count) {
+    begin_ = offset;
+    ahead_.resize(count);
+    WEFT_ASSIGN_OR_RETURN(const size_t read,
+                          store_.GetRange(key_, offset, ahead_, &size_));
+    ahead_.resize(read);
+    return absl::OkStatus();
+  }
+
   store::ObjectStore& store_;
   const std::string key_;
-  std::string first_;
+  std::string ahead_;  // The bytes from `begin_` on.
+  uint64_t begin_ = 0;
   uint64_t size_ = 0;
 };
 
