@@ -43,6 +43,7 @@ RejectReason ReasonOfExhausted(const absl::Status& status) {
       {"ADAPTER_BYTES", RejectReason::kAdapterRoom},
       {"STATE_DISK_FULL", RejectReason::kDiskFull},
       {"CHECKPOINT_DISK_FULL", RejectReason::kDiskFull},
+      {"CHECKPOINT_STORE_UNREACHABLE", RejectReason::kStoreUnreachable},
       {"TOO_LARGE", RejectReason::kTooLarge}};
   const std::optional<Reason> reason = FindReason(status);
   const auto known = reason ? reasons.find(reason->name) : reasons.end();

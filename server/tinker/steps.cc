@@ -296,8 +296,7 @@ void RunStep(Front& front, const std::shared_ptr<const NewStep>& step) {
           const absl::StatusOr<StepReply<StepResultPtr>>& reply) {
         const absl::Status& status = reply.status();
         const bool is_new = front.writes.Has(info.future);
-        if (is_new && RetryMillis(status) &&
-            !status.GetPayload(kStepDonePayload)) {
+        if (is_new && RetryMillis(status)) {
           return Refuse(front, info.future, status);
         }
         EndStep(front, info, reply);

@@ -8,6 +8,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "src/base/reason.h"
+#include "src/request/reply.h"
 #include "weft/v1/errors.pb.h"
 
 namespace weft::server {
@@ -46,10 +47,14 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
 
 std::optional<int> RetryMillis(const absl::Status& status) {
   if (absl::IsUnavailable(status)) return kRetryPushbackMillis;
+  if (status.GetPayload(kStepDonePayload)) return std::nullopt;
   const std::optional<Reason> reason = FindReason(status);
   if (!reason || !absl::IsResourceExhausted(status)) return std::nullopt;
-  constexpr const char* kPassing[] = {"CALLS_UNDER_WAY", "TOKEN_RATE",
-                                      "IMPORTS_UNDER_WAY", "STATE_DISK_FULL",
+  constexpr const char* kPassing[] = {"CALLS_UNDER_WAY",
+                                      "TOKEN_RATE",
+                                      "IMPORTS_UNDER_WAY",
+                                      "STATE_DISK_FULL",
+                                      "CHECKPOINT_STORE_UNREACHABLE",
                                       "SHARE_IN_USE"};
   if (std::ranges::find(kPassing, reason->name) == std::end(kPassing)) {
     return std::nullopt;

@@ -24,7 +24,8 @@ inline constexpr int kRetryPushbackMillis = 1000;
 
 // Returns after how many milliseconds the same call may succeed. Returns
 // nullopt if waiting does not help. Waiting helps after UNAVAILABLE, and after
-// RESOURCE_EXHAUSTED for a reason that passes by itself.
+// RESOURCE_EXHAUSTED for a reason that passes by itself. It does not help if
+// the error is the result of a step (kStepDonePayload).
 std::optional<int> RetryMillis(const absl::Status& status);
 
 // Returns whether a step that was refused with this error keeps its number and

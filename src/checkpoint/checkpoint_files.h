@@ -3,7 +3,8 @@
 //
 // Errors of all functions: those of durable_folder.h or of object_store.h;
 // ABORTED if a later owner of the log has written the checkpoint;
-// RESOURCE_EXHAUSTED with the reason CHECKPOINT_STORE_UNREACHABLE.
+// RESOURCE_EXHAUSTED with the reason CHECKPOINT_STORE_UNREACHABLE if the store
+// does not answer.
 // Threads: one at a time. The functions block on the disk or the store.
 #ifndef WEFT_SRC_CHECKPOINT_CHECKPOINT_FILES_H_
 #define WEFT_SRC_CHECKPOINT_CHECKPOINT_FILES_H_
@@ -19,6 +20,9 @@
 
 namespace weft::checkpoint {
 
+// The reason of the error (src/base/reason.h) if the store does not answer.
+inline constexpr char kStoreUnreachable[] = "CHECKPOINT_STORE_UNREACHABLE";
+
 struct CheckpointName {
   std::string adapter_id;
   std::string name;
@@ -29,12 +33,20 @@ struct ListedCheckpoint {
   std::string version;  // Another one after each change.
 };
 
+// Returns whether an error means that the store does not answer. So it says
+// nothing about a checkpoint.
+bool IsUnreachable(const absl::Status& status);
+
 class CheckpointFiles {
  public:
   virtual ~CheckpointFiles() = default;
 
   // Removes what interrupted writes have left. Call it before any write.
   virtual void RemoveStaleFiles() {}
+  // Removes some of what interrupted writes of earlier processes have left, if
+  // that cannot be done before the first write. Is cheap when nothing is left,
+  // and short.
+  virtual void Sweep() {}
 
   // Writes a checkpoint whose tensors have `bytes`. Errors: ALREADY_EXISTS
   // without `overwrite`; RESOURCE_EXHAUSTED with the reason
@@ -44,7 +56,7 @@ class CheckpointFiles {
                              bool overwrite) = 0;
 
   // These do what ReadDurableFolder, OpenDurableFolder, ReadDurableFields,
-  // ReplaceDurableFields and RemoveDurableFolder do.
+  // ReplaceDurableFields and RemoveDurableFolder do. Open reads no file.
   virtual absl::StatusOr<DurableFolder> Read(
       const CheckpointName& name) const = 0;
   virtual absl::StatusOr<OpenedFolder> Open(

@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <optional>
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
@@ -15,6 +16,11 @@
 #include "src/base/status_macros.h"
 
 namespace weft::checkpoint {
+
+bool IsUnreachable(const absl::Status& status) {
+  const std::optional<Reason> reason = FindReason(status);
+  return reason && reason->name == kStoreUnreachable;
+}
 
 std::vector<absl::StatusOr<nlohmann::json>> CheckpointFiles::ReadFieldsOf(
     const std::vector<CheckpointName>& names) const {

@@ -1,9 +1,13 @@
 #include "src/checkpoint/object_checkpoints.h"
 
 #include <algorithm>
-#include <future>
+#include <chrono>
+#include <map>
 #include <optional>
+#include <set>
+#include <string_view>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "src/base/clock.h"
@@ -20,7 +24,8 @@ constexpr uint64_t kMaxManifestBytes = 16 << 20;
 constexpr uint64_t kPieceBytes = 8 << 20;
 // A request to the store is slow, so this many run at once.
 constexpr size_t kAtOnce = 16;
-constexpr char kStoreUnreachable[] = "CHECKPOINT_STORE_UNREACHABLE";
+// The places that one call of Sweep checks, in up to seven requests each.
+constexpr size_t kSweptAtOnce = 4;
 
 std::string ManifestKey(const CheckpointName& name) {
   return absl::StrCat(kManifests, name.adapter_id, "/", name.name);
@@ -30,6 +35,12 @@ std::string FileKey(const CheckpointName& name, const FolderManifest& manifest,
                     const std::string& file) {
   return absl::StrCat(kFiles, name.adapter_id, "/", name.name, "/",
                       manifest.place, "/", file);
+}
+
+// Returns the parts of a key after a prefix.
+std::vector<std::string> PartsAfter(std::string_view prefix,
+                                    const std::string& key) {
+  return absl::StrSplit(key.substr(prefix.size()), '/');
 }
 
 // A step that fails with UNAVAILABLE has no result, and runs again when its
@@ -42,10 +53,10 @@ absl::Status AsResult(const absl::Status& status) {
       {.name = kStoreUnreachable, .values = {}});
 }
 
-// Returns whether AsResult says that the store is away.
-bool IsAwayResult(const absl::Status& result) {
-  const std::optional<Reason> reason = FindReason(result);
-  return reason && reason->name == kStoreUnreachable;
+const absl::Status& StatusOf(const absl::Status& status) { return status; }
+template <typename T>
+const absl::Status& StatusOf(const absl::StatusOr<T>& value) {
+  return value.status();
 }
 
 absl::Status Exists(const CheckpointName& name) {
@@ -55,27 +66,32 @@ absl::Status Exists(const CheckpointName& name) {
 
 }  // namespace
 
+template <typename Attempt>
+auto ObjectCheckpoints::Patiently(const Attempt& attempt) const {
+  const absl::Time until = SteadyNow() + patience_;
+  for (;;) {
+    auto result = attempt();
+    if (!IsUnreachable(StatusOf(result)) || SteadyNow() >= until) return result;
+  }
+}
+
 absl::Status ObjectCheckpoints::Write(const CheckpointName& name,
                                       const DurableFolder& folder,
                                       uint64_t /*bytes*/, bool overwrite) {
-  FolderManifest manifest{.fields = folder.fields,
-                          .place = NewPlace(),
-                          .log = log_,
-                          .epoch = epoch_};
+  FolderManifest manifest{
+      .fields = folder.fields,
+      .place = absl::StrCat(PlacePrefix(), epoch_, "-", num_places_++),
+      .log = log_,
+      .epoch = epoch_};
   for (const auto& [file, contents] : folder.files) {
     manifest.files.push_back(DescribeFile(file, contents));
   }
-  // A step that saves has been accepted, so it waits for a store that is away
-  // for a short while. New steps are refused meanwhile.
-  const absl::Time until = SteadyNow() + patience_;
-  for (;;) {
-    const absl::Status written =
-        AsResult(WriteObjects(name, folder, manifest, overwrite));
-    if (IsAwayResult(written) && SteadyNow() < until) continue;
-    // If the store is away, the manifest may be there, or come.
-    if (!written.ok() && !IsAwayResult(written)) RemoveFiles(name, manifest);
-    return written;
-  }
+  const absl::Status written = Patiently([&] {
+    return AsResult(WriteObjects(name, folder, manifest, overwrite));
+  });
+  // If the store is away, the manifest may be there, or come.
+  if (!written.ok() && !IsUnreachable(written)) RemoveFiles(name, manifest);
+  return written;
 }
 
 absl::Status ObjectCheckpoints::WriteObjects(const CheckpointName& name,
@@ -87,7 +103,7 @@ absl::Status ObjectCheckpoints::WriteObjects(const CheckpointName& name,
     before = Stored();
   } else if (before.ok() && before->manifest.place == manifest.place) {
     return absl::OkStatus();  // The answer to an earlier try was lost.
-  } else if (!overwrite && !IsAwayResult(before.status())) {
+  } else if (!overwrite && !IsUnreachable(before.status())) {
     return Exists(name);
   }
   WEFT_RETURN_IF_ERROR(before.status());
@@ -100,9 +116,8 @@ absl::Status ObjectCheckpoints::WriteObjects(const CheckpointName& name,
   return absl::OkStatus();
 }
 
-std::string ObjectCheckpoints::NewPlace() {
-  const std::string log = log_ == 0 ? "" : absl::StrCat("l", log_, "-");
-  return absl::StrCat(log, "e", epoch_, "-", num_places_++);
+std::string ObjectCheckpoints::PlacePrefix() const {
+  return log_ == 0 ? "e" : absl::StrCat("l", log_, "-e");
 }
 
 absl::StatusOr<ObjectCheckpoints::Stored> ObjectCheckpoints::ReadManifest(
@@ -143,27 +158,33 @@ absl::Status ObjectCheckpoints::WriteManifest(const CheckpointName& name,
   return EncodeManifest(now.manifest) == bytes ? absl::OkStatus() : written;
 }
 
-absl::StatusOr<FileSource> ObjectCheckpoints::OpenFile(
-    const CheckpointName& name, const FolderManifest& manifest,
-    const FolderManifest::File& file, uint64_t piece_bytes,
-    const std::function<void(std::string)>& use) const {
-  const auto read = [&store = store_, key = FileKey(name, manifest, file.name)](
+FileSource ObjectCheckpoints::FileOf(const CheckpointName& name,
+                                     const FolderManifest& manifest,
+                                     const FolderManifest::File& file) const {
+  const auto read = [&store = store_, key = FileKey(name, manifest, file.name),
+                     expected = file.size](
                         uint64_t offset,
                         uint64_t count) -> absl::StatusOr<std::string> {
     std::string piece(count, '\0');
     uint64_t size = 0;
     WEFT_ASSIGN_OR_RETURN(const size_t got,
                           store.GetRange(key, offset, piece, &size));
+    if (size != expected) {
+      return absl::DataLossError(
+          absl::StrCat("has ", size, " bytes, not ", expected));
+    }
     piece.resize(got);
     return piece;
   };
-  const FileSource source(file.name, file.size, read);
-  WEFT_RETURN_IF_ERROR(
-      AsResult(CheckFile(source, name.name, file, piece_bytes, use)));
-  return source;
+  return {file.name, file.size, read};
 }
 
 absl::StatusOr<DurableFolder> ObjectCheckpoints::Read(
+    const CheckpointName& name) const {
+  return Patiently([&] { return ReadObjects(name); });
+}
+
+absl::StatusOr<DurableFolder> ObjectCheckpoints::ReadObjects(
     const CheckpointName& name) const {
   WEFT_ASSIGN_OR_RETURN(Stored stored, ReadManifest(name));
   DurableFolder folder;
@@ -173,7 +194,8 @@ absl::StatusOr<DurableFolder> ObjectCheckpoints::Read(
       contents += piece;
     };
     WEFT_RETURN_IF_ERROR(
-        OpenFile(name, stored.manifest, file, kPieceBytes, keep).status());
+        AsResult(CheckFile(FileOf(name, stored.manifest, file), name.name, file,
+                           kPieceBytes, keep)));
     folder.files.emplace_back(file.name, std::move(contents));
   }
   folder.fields = std::move(stored.manifest.fields);
@@ -185,10 +207,10 @@ absl::StatusOr<OpenedFolder> ObjectCheckpoints::Open(
   WEFT_ASSIGN_OR_RETURN(Stored stored, ReadManifest(name));
   OpenedFolder folder;
   for (const FolderManifest::File& file : stored.manifest.files) {
-    WEFT_ASSIGN_OR_RETURN(FileSource opened,
-                          OpenFile(name, stored.manifest, file, kPieceBytes,
-                                   [](const std::string&) {}));
-    folder.files.push_back(std::move(opened));
+    WEFT_ASSIGN_OR_RETURN(
+        FileSource checked,
+        CheckWhileRead(FileOf(name, stored.manifest, file), name.name, file));
+    folder.files.push_back(std::move(checked));
   }
   folder.fields = std::move(stored.manifest.fields);
   return folder;
@@ -196,7 +218,8 @@ absl::StatusOr<OpenedFolder> ObjectCheckpoints::Open(
 
 absl::StatusOr<nlohmann::json> ObjectCheckpoints::ReadFields(
     const CheckpointName& name) const {
-  WEFT_ASSIGN_OR_RETURN(Stored stored, ReadManifest(name));
+  WEFT_ASSIGN_OR_RETURN(Stored stored,
+                        Patiently([&] { return ReadManifest(name); }));
   return std::move(stored.manifest.fields);
 }
 
@@ -208,9 +231,12 @@ std::vector<absl::StatusOr<nlohmann::json>> ObjectCheckpoints::ReadFieldsOf(
     std::vector<std::future<absl::StatusOr<nlohmann::json>>> coming;
     const size_t end = std::min(names.size(), first + kAtOnce);
     for (size_t i = first; i < end; ++i) {
-      coming.push_back(std::async(std::launch::async, [this, &name = names[i]] {
-        return ReadFields(name);
-      }));
+      coming.push_back(std::async(
+          std::launch::async,
+          [this, &name = names[i]]() -> absl::StatusOr<nlohmann::json> {
+            WEFT_ASSIGN_OR_RETURN(Stored stored, ReadManifest(name));
+            return std::move(stored.manifest.fields);
+          }));
     }
     for (auto& one : coming) fields.push_back(one.get());
   }
@@ -234,8 +260,13 @@ absl::Status ObjectCheckpoints::Remove(const CheckpointName& name) {
     return stored.status();
   }
   WEFT_RETURN_IF_ERROR(AsResult(check_owner_()));
-  WEFT_RETURN_IF_ERROR(AsResult(store_.Delete(ManifestKey(name))));
-  if (stored.ok()) RemoveFiles(name, stored->manifest);
+  const std::string key = ManifestKey(name);
+  if (!stored.ok()) return AsResult(store_.Delete(key));
+  // A deletion may arrive late, when a later owner has written the checkpoint
+  // anew. So it has a condition. At a store that does not know it, the later
+  // owner's checkpoint is gone.
+  WEFT_RETURN_IF_ERROR(AsResult(store_.DeleteIf(key, stored->etag)));
+  RemoveFiles(name, stored->manifest);
   return absl::OkStatus();
 }
 
@@ -250,16 +281,101 @@ void ObjectCheckpoints::RemoveFiles(const CheckpointName& name,
   }
 }
 
+bool ObjectCheckpoints::IsEarlier(std::string_view place) const {
+  const std::string prefix = PlacePrefix();
+  uint64_t epoch = 0;
+  if (!place.starts_with(prefix)) return false;
+  place.remove_prefix(prefix.size());
+  return absl::SimpleAtoi(place.substr(0, place.find('-')), &epoch) &&
+         epoch < epoch_;
+}
+
+absl::StatusOr<ObjectCheckpoints::Places> ObjectCheckpoints::FindSuspects()
+    const {
+  WEFT_ASSIGN_OR_RETURN(const std::vector<store::ListedObject> files,
+                        store_.List(kFiles, "", store::kAllObjects));
+  std::map<std::string, std::map<std::string, Place>> places;
+  for (const store::ListedObject& file : files) {
+    const std::vector<std::string> parts = PartsAfter(kFiles, file.key);
+    if (parts.size() != 4) continue;
+    const CheckpointName name = {.adapter_id = parts[0], .name = parts[1]};
+    Place& place = places[ManifestKey(name)][parts[2]];
+    place.name = name;
+    place.manifest.place = parts[2];
+    place.manifest.files.push_back({.name = parts[3]});
+  }
+  WEFT_ASSIGN_OR_RETURN(const std::vector<store::ListedObject> manifests,
+                        store_.List(kManifests, "", store::kAllObjects));
+  std::set<std::string> there;
+  for (const store::ListedObject& object : manifests) there.insert(object.key);
+  Places suspects;
+  for (auto& [key, of_name] : places) {
+    // The manifest surely names the only place of a checkpoint.
+    if (of_name.size() == 1 && there.contains(key)) continue;
+    for (auto& [place, stale] : of_name) {
+      if (IsEarlier(place)) suspects.push_back(std::move(stale));
+    }
+  }
+  return suspects;
+}
+
+void ObjectCheckpoints::Sweep() {
+  if (SteadyNow() < sweep_at_) return;
+  if (suspects_.empty()) {
+    if (!finding_.valid()) {
+      finding_ =
+          std::async(std::launch::async, [this] { return FindSuspects(); });
+    }
+    if (finding_.wait_for(std::chrono::seconds(0)) !=
+        std::future_status::ready) {
+      return;
+    }
+    absl::StatusOr<Places> found = finding_.get();
+    if (!found.ok()) return PutOffSweep(found.status());
+    suspects_ = *std::move(found);
+  }
+  for (size_t i = 0; i < kSweptAtOnce && !suspects_.empty(); ++i) {
+    const absl::Status swept = SweepPlace(suspects_.back());
+    if (!swept.ok()) return PutOffSweep(swept);
+    suspects_.pop_back();
+  }
+  if (suspects_.empty()) sweep_at_ = absl::InfiniteFuture();
+}
+
+void ObjectCheckpoints::PutOffSweep(const absl::Status& error) {
+  Log(LogLevel::kWarning, "files of interrupted saves stay for a while",
+      {{"reason", error.message()}});
+  sweep_at_ = SteadyNow() + patience_;
+}
+
+absl::Status ObjectCheckpoints::SweepPlace(const Place& place) {
+  const absl::StatusOr<Stored> now = ReadManifest(place.name);
+  if (!now.ok() && !absl::IsNotFound(now.status())) {
+    // What is damaged may name the place.
+    return absl::IsDataLoss(now.status()) ? absl::OkStatus() : now.status();
+  }
+  if (now.ok() && now->manifest.place == place.manifest.place) {
+    return absl::OkStatus();
+  }
+  WEFT_RETURN_IF_ERROR(check_owner_());
+  RemoveFiles(place.name, place.manifest);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::vector<ListedCheckpoint>> ObjectCheckpoints::List(
     const std::string& adapter_id, bool is_prefix) const {
   const std::string prefix =
       absl::StrCat(kManifests, adapter_id, is_prefix ? "" : "/");
-  WEFT_ASSIGN_OR_RETURN(const std::vector<store::ListedObject> objects,
-                        store_.List(prefix, "", store::kAllObjects));
+  const absl::StatusOr<std::vector<store::ListedObject>> objects =
+      Patiently([&]() -> absl::StatusOr<std::vector<store::ListedObject>> {
+        auto listed = store_.List(prefix, "", store::kAllObjects);
+        if (listed.ok()) return listed;
+        return AsResult(listed.status());
+      });
+  WEFT_RETURN_IF_ERROR(objects.status());
   std::vector<ListedCheckpoint> found;
-  for (const store::ListedObject& object : objects) {
-    const std::vector<std::string> parts =
-        absl::StrSplit(object.key.substr(sizeof(kManifests) - 1), '/');
+  for (const store::ListedObject& object : *objects) {
+    const std::vector<std::string> parts = PartsAfter(kManifests, object.key);
     if (parts.size() != 2) continue;
     found.push_back({.name = {.adapter_id = parts[0], .name = parts[1]},
                      .version = object.etag});

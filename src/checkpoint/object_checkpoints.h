@@ -5,19 +5,21 @@
 //
 // A write puts the files into a place of their own, then the manifest, which
 // names the place, and then removes the files of the manifest before it. So a
-// crash leaves at most files that no manifest names. All logs of the state
-// share the checkpoints. A manifest has its writer's log and epoch, and no
-// earlier owner of that log replaces it.
+// crash leaves at most files that no manifest names, and Sweep of a later owner
+// removes them. All logs of the state share the checkpoints. A manifest has its
+// writer's log and epoch, and no earlier owner of that log replaces it.
 #ifndef WEFT_SRC_CHECKPOINT_OBJECT_CHECKPOINTS_H_
 #define WEFT_SRC_CHECKPOINT_OBJECT_CHECKPOINTS_H_
 
 #include <cstdint>
 #include <functional>
+#include <future>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
+#include "src/base/clock.h"
 #include "src/base/files/folder_manifest.h"
 #include "src/checkpoint/checkpoint_files.h"
 #include "src/store/object_store.h"
@@ -30,17 +32,23 @@ class ObjectCheckpoints : public CheckpointFiles {
   // both, so the names of places are this object's own. `check_owner` asks the
   // store whether the owner still has the log; it is called before a checkpoint
   // changes.
-  // `store` outlives the object and the files that Open returns. Write waits
-  // for a store that is away, for `patience`.
+  // `store` outlives the object and the files that Open returns. A step that
+  // has been accepted waits for a store that is away, and new ones are refused
+  // meanwhile: Write, Read, ReadFields and List wait for `patience`. An earlier
+  // owner that was slow has written its manifests, or never does, `sweep_after`
+  // this owner's begin, when Sweep begins.
   ObjectCheckpoints(store::ObjectStore* store, uint64_t log, uint64_t epoch,
                     std::function<absl::Status()> check_owner,
-                    absl::Duration patience = absl::Minutes(1))
+                    absl::Duration patience = absl::Minutes(1),
+                    absl::Duration sweep_after = absl::Minutes(10))
       : store_(*store),
         log_(log),
         epoch_(epoch),
         check_owner_(std::move(check_owner)),
-        patience_(patience) {}
+        patience_(patience),
+        sweep_at_(SteadyNow() + sweep_after) {}
 
+  void Sweep() override;
   absl::Status Write(const CheckpointName& name, const DurableFolder& folder,
                      uint64_t bytes, bool overwrite) override;
   absl::StatusOr<DurableFolder> Read(const CheckpointName& name) const override;
@@ -60,6 +68,11 @@ class ObjectCheckpoints : public CheckpointFiles {
     FolderManifest manifest;
     std::string etag;  // Empty: there is no such checkpoint.
   };
+  struct Place {
+    CheckpointName name;
+    FolderManifest manifest;  // Only the place, and the names of the files.
+  };
+  using Places = std::vector<Place>;
 
   // Tries once to write the files and `manifest`, which describes them.
   absl::Status WriteObjects(const CheckpointName& name,
@@ -72,15 +85,26 @@ class ObjectCheckpoints : public CheckpointFiles {
   absl::Status WriteManifest(const CheckpointName& name,
                              const FolderManifest& manifest,
                              const Stored& before);
-  absl::StatusOr<FileSource> OpenFile(
-      const CheckpointName& name, const FolderManifest& manifest,
-      const FolderManifest::File& file, uint64_t piece_bytes,
-      const std::function<void(std::string)>& use) const;
+  // Returns a file that `manifest` describes. Reads nothing.
+  FileSource FileOf(const CheckpointName& name, const FolderManifest& manifest,
+                    const FolderManifest::File& file) const;
+  absl::StatusOr<DurableFolder> ReadObjects(const CheckpointName& name) const;
+  // Returns what `attempt` returns, and tries again while the store is away.
+  template <typename Attempt>
+  auto Patiently(const Attempt& attempt) const;
+  // Returns whether an earlier owner of the log has made the place.
+  bool IsEarlier(std::string_view place) const;
+  // Returns the earlier owners' places that perhaps no manifest names.
+  // Threads: any.
+  absl::StatusOr<Places> FindSuspects() const;
+  void PutOffSweep(const absl::Status& error);
+  // Removes the place's files if no manifest names it.
+  absl::Status SweepPlace(const Place& place);
   // What stays is only room: no manifest names it.
   void RemoveFiles(const CheckpointName& name, const FolderManifest& manifest);
 
-  // Returns the name of a place that no other object uses.
-  std::string NewPlace();
+  // Returns how the names of the log's places begin, before the epoch.
+  std::string PlacePrefix() const;
 
   store::ObjectStore& store_;
   const uint64_t log_;
@@ -88,6 +112,9 @@ class ObjectCheckpoints : public CheckpointFiles {
   const std::function<absl::Status()> check_owner_;
   const absl::Duration patience_;
   uint64_t num_places_ = 0;
+  absl::Time sweep_at_;  // Sweep does nothing before.
+  Places suspects_;      // What Sweep has found and not checked yet.
+  std::future<absl::StatusOr<Places>> finding_;  // Ends before the others.
 };
 
 }  // namespace weft::checkpoint

@@ -228,7 +228,11 @@ void EngineImpl::Loop() {
   };
   absl::Time idle_since = SteadyNow();
   PeriodicTask disk_look(kDiskInterval, [this] {
-    adapter_io_.DeleteExpired();
+    // Until then the I/O thread has adapters to read in.
+    if (parts_.state == nullptr || recovery_.succeeded()) {
+      adapter_io_.DeleteExpired();
+      adapter_io_.Sweep();
+    }
     probe_.SetStoredCheckpoints(adapter_io_.stored_bytes());
     parts_.disks->Refresh();
   });

@@ -8,7 +8,9 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "src/base/observe/log.h"
 #include "src/base/reason.h"
 #include "src/checkpoint/disk_checkpoints.h"
 #include "src/checkpoint/object_checkpoints.h"
@@ -128,8 +130,11 @@ INSTANTIATE_TEST_SUITE_P(, CheckpointFilesTest, ::testing::Bool(),
 
 class ObjectCheckpointsTest : public ::testing::Test {
  protected:
+  ObjectCheckpointsTest() { SetLogLevel(LogLevel::kError); }
+
   ObjectCheckpoints Of(uint64_t epoch, uint64_t log = 0) {
-    return {&store_, log, epoch, [this] { return owner_; }, patience_};
+    return {&store_,   log,         epoch, [this] { return owner_; },
+            patience_, sweep_after_};
   }
   json Manifest() {
     return json::parse(objects_.objects.at("checkpoints/a/one").bytes);
@@ -139,6 +144,7 @@ class ObjectCheckpointsTest : public ::testing::Test {
   MemoryStore store_{&objects_};
   absl::Status owner_;
   absl::Duration patience_ = absl::ZeroDuration();
+  absl::Duration sweep_after_ = absl::ZeroDuration();
 };
 
 TEST_F(ObjectCheckpointsTest, AnEarlierOwnerReplacesNothing) {
@@ -249,6 +255,115 @@ TEST_F(ObjectCheckpointsTest, AStoreThatIsAwayEndsTheStepAndLosesNothing) {
   }
 }
 
+TEST_F(ObjectCheckpointsTest, WhatStepsNeedWaitsForAStoreThatIsAway) {
+  ASSERT_THAT(Of(1).Write(kName, Folder("abc", 1), 3, false), IsOk());
+  const auto away_for = [this](int requests) {
+    objects_.read_error = objects_.list_error = absl::UnavailableError("away");
+    objects_.before = [this, requests](const auto&, const auto&) mutable {
+      if (requests-- > 0) return;
+      objects_.read_error = objects_.list_error = absl::OkStatus();
+    };
+  };
+  patience_ = absl::Minutes(1);
+  const ObjectCheckpoints files = Of(2);
+  away_for(3);
+  EXPECT_EQ(files.Read(kName)->files, Folder("abc", 1).files);
+  away_for(3);
+  EXPECT_THAT(files.ReadFields(kName), IsOkAndHolds(json({{"step", 1}})));
+  away_for(3);
+  EXPECT_EQ(files.List("a", false)->size(), 1u);
+  patience_ = absl::ZeroDuration();
+  away_for(3);
+  EXPECT_TRUE(IsUnreachable(Of(2).List("a", false).status()));
+}
+
+TEST_F(ObjectCheckpointsTest, ALateDeletionSparesTheLaterOwnersCheckpoint) {
+  ASSERT_THAT(Of(1).Write(kName, Folder("abc", 1), 3, false), IsOk());
+  objects_.before = [this](const std::string& operation, const auto& key) {
+    if (operation != "delete" || key != "checkpoints/a/one") return;
+    objects_.before = nullptr;
+    ASSERT_THAT(Of(2).Write(kName, Folder("new", 2), 3, true), IsOk());
+  };
+  EXPECT_THAT(Of(1).Remove(kName), IsStatus(absl::StatusCode::kAborted, ""));
+  EXPECT_EQ(Of(3).Read(kName)->files, Folder("new", 2).files);
+  EXPECT_THAT(objects_.objects, SizeIs(3));
+}
+
+// Sweeps to the end.
+void SweepAll(ObjectCheckpoints* files) {
+  for (int i = 0; i < 100; ++i) {
+    files->Sweep();
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+}
+
+TEST_F(ObjectCheckpointsTest, FilesOfInterruptedSavesAreSwept) {
+  const CheckpointName two = {"a", "two"};
+  ASSERT_THAT(Of(2).Write(kName, Folder("abc", 1), 3, false), IsOk());
+  ASSERT_THAT(Of(3).Write(two, Folder("abc", 2), 3, false), IsOk());
+  const auto whole = objects_.objects;
+  // Saves of a name that is there, and of others, end before their manifests.
+  objects_.fate = [](const std::string&, const std::string& key) {
+    return key.starts_with("checkpoints/") ? Fate::kRefused : Fate::kGood;
+  };
+  const auto save = [this](uint64_t epoch, const CheckpointName& name) {
+    EXPECT_TRUE(IsUnreachable(Of(epoch).Write(name, Folder("x", 9), 1, true)));
+  };
+  for (int i = 0; i < 9; ++i) save(1, {"b", absl::StrCat("new-", i)});
+  save(3, kName);
+  EXPECT_THAT(objects_.objects, SizeIs(6 + 20));
+  const auto earlier = objects_.objects;
+  save(4, two);
+  save(5, kName);
+  objects_.fate = nullptr;
+  // Places of other owners than earlier ones, and of names of other kinds.
+  objects_.objects["checkpoint-files/a/one/n1-e1-0/weights"] = {};
+  const auto others = objects_.objects.size() - earlier.size();
+  ObjectCheckpoints owner = Of(4);
+  objects_.list_error = absl::UnavailableError("away");
+  SweepAll(&owner);
+  objects_.list_error = absl::OkStatus();
+  objects_.read_error = absl::UnavailableError("away");
+  SweepAll(&owner);
+  objects_.read_error = absl::OkStatus();
+  EXPECT_THAT(objects_.objects, SizeIs(earlier.size() + others));
+  SweepAll(&owner);
+  EXPECT_THAT(objects_.objects, SizeIs(whole.size() + others));
+  for (const auto& [key, object] : whole) {
+    EXPECT_TRUE(objects_.objects.contains(key)) << key;
+  }
+  // Nothing is asked for any more.
+  objects_.before = [](const auto& operation, const auto&) {
+    ADD_FAILURE() << operation;
+  };
+  SweepAll(&owner);
+}
+
+TEST_F(ObjectCheckpointsTest, ASweepComesLateAndInSlices) {
+  objects_.fate = [](const std::string&, const std::string& key) {
+    return key.starts_with("checkpoints/") ? Fate::kRefused : Fate::kGood;
+  };
+  for (int i = 0; i < 5; ++i) {
+    const CheckpointName name = {"a", absl::StrCat("new-", i)};
+    EXPECT_FALSE(Of(1).Write(name, Folder("x", 9), 1, true).ok());
+  }
+  objects_.fate = nullptr;
+  sweep_after_ = absl::Minutes(9);
+  ObjectCheckpoints later = Of(2);
+  SweepAll(&later);
+  EXPECT_THAT(objects_.objects, SizeIs(10));
+  sweep_after_ = absl::ZeroDuration();
+  ObjectCheckpoints owner = Of(2);
+  for (int i = 0; objects_.objects.size() == 10 && i < 10000; ++i) {
+    owner.Sweep();
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_THAT(objects_.objects, SizeIs(2));  // Of the last place.
+  owner_ = absl::AbortedError("another has it");
+  SweepAll(&owner);
+  EXPECT_THAT(objects_.objects, SizeIs(2));
+}
+
 TEST_F(ObjectCheckpointsTest, DamageIsFoundAndNamed) {
   ObjectCheckpoints files = Of(1);
   ASSERT_THAT(files.Write(kName, Folder("abc", 1), 3, false), IsOk());
@@ -257,8 +372,13 @@ TEST_F(ObjectCheckpointsTest, DamageIsFoundAndNamed) {
   objects_.objects[weights].bytes = "abd";
   EXPECT_THAT(files.Read(kName), IsStatus(absl::StatusCode::kDataLoss,
                                           "weights of folder \"one\""));
-  EXPECT_THAT(files.Open(kName),
+  const auto opened = files.Open(kName).value();
+  EXPECT_THAT(opened.files[0].Read(0, 2), IsOkAndHolds("ab"));
+  EXPECT_THAT(opened.files[0].Read(2, 9),
               IsStatus(absl::StatusCode::kDataLoss, "another SHA-256"));
+  objects_.objects[weights].bytes = "abcd";
+  EXPECT_THAT(opened.files[0].Read(0, 9),
+              IsStatus(absl::StatusCode::kDataLoss, "has 4 bytes, not 3"));
   objects_.objects.erase(weights);
   EXPECT_THAT(files.Read(kName),
               IsStatus(absl::StatusCode::kDataLoss, "weights"));

@@ -123,11 +123,18 @@ PeftFiles TensorFiles(const lora::AdapterState& state,
   return files;
 }
 
-// The pause after a failed deletion of an expired checkpoint.
-constexpr absl::Duration kExpiryRetry = absl::Minutes(1);
+// The checkpoints that one call of DeleteExpired looks at. Others need the I/O
+// thread, too, and a store may take 20 ms for each 16 of them.
+constexpr size_t kExpirySlice = 128;
 
 absl::Status Expired(const std::string& name) {
   return absl::NotFoundError(absl::StrCat("\"", name, "\" has expired"));
+}
+
+bool HasExpired(const json& fields) {
+  const absl::StatusOr<CheckpointInfo> info =
+      lora::ReadCheckpointFields(fields);
+  return info.ok() && info->expires_at <= absl::Now();
 }
 
 absl::Time ExpiryOf(absl::Time from, uint64_t ttl_seconds) {
@@ -155,13 +162,13 @@ absl::StatusOr<CheckpointInfo> AdapterIo::Save(
       .accumulated_tokens = request.kind == CheckpointKind::kTrain
                                 ? adapter.state.accumulated_tokens
                                 : 0,
-      .created_at = NextCreation(request.adapter_id),
       .config = adapter.config,
       .kind = request.kind,
       .metadata = request.metadata,
       .tenant = adapter.tenant,
       .base_model = base_.name,
       .base_fingerprint = base_.fingerprint};
+  WEFT_ASSIGN_OR_RETURN(info.created_at, NextCreation(request.adapter_id));
   SetExpiry(request.ttl_seconds, &info);
   WEFT_RETURN_IF_ERROR(WriteOnce(adapter.state, request.overwrite, &info));
   if (request.keep_newest > 0) KeepNewest(info, request.keep_newest);
@@ -178,9 +185,15 @@ absl::Status AdapterIo::Write(const lora::AdapterState& state, bool overwrite,
   }
   folder.fields = lora::WriteCheckpointFields(*info, base_.shape);
   folder.files.emplace_back(kStateFile, folder.fields.dump(2));
-  WEFT_RETURN_IF_ERROR(checkpoints_->Write(
-      {.adapter_id = info->adapter_id, .name = info->name}, folder,
-      info->size_bytes, overwrite || IsExpired(info->adapter_id, info->name)));
+  const checkpoint::CheckpointName name = {.adapter_id = info->adapter_id,
+                                           .name = info->name};
+  if (!overwrite) {
+    const absl::StatusOr<json> there = checkpoints_->ReadFields(name);
+    if (checkpoint::IsUnreachable(there.status())) return there.status();
+    overwrite = there.ok() && HasExpired(*there);
+  }
+  WEFT_RETURN_IF_ERROR(
+      checkpoints_->Write(name, folder, info->size_bytes, overwrite));
   next_expiry_ = std::min(next_expiry_, info->expires_at);
   stored_[info->adapter_id][info->name] = {.version = "", .info = *info};
   return absl::OkStatus();
@@ -190,9 +203,7 @@ absl::StatusOr<std::vector<FileSource>> AdapterIo::Download(
     const std::string& adapter_id, const std::string& name) const {
   absl::StatusOr<OpenedFolder> folder =
       checkpoints_->Open({.adapter_id = adapter_id, .name = name});
-  if (folder.ok() && IsExpired(adapter_id, name)) {
-    folder = Expired(name);
-  }
+  if (folder.ok() && HasExpired(folder->fields)) folder = Expired(name);
   if (!folder.ok()) return NameOthers(folder.status(), adapter_id);
   std::erase_if(folder->files,
                 [](const auto& file) { return file.name() == kStateFile; });
@@ -242,7 +253,7 @@ absl::StatusOr<CheckpointInfo> AdapterIo::WriteAs(
   info.adapter_id = request.adapter_id;
   info.name = request.name;
   info.tenant = request.tenant;
-  info.created_at = NextCreation(request.adapter_id);
+  WEFT_ASSIGN_OR_RETURN(info.created_at, NextCreation(request.adapter_id));
   SetExpiry(request.ttl_seconds, &info);
   info.base_model = base_.name;
   info.base_fingerprint = base_.fingerprint;
@@ -256,9 +267,9 @@ absl::StatusOr<CheckpointInfo> AdapterIo::WriteAs(
 absl::Status AdapterIo::WriteOnce(const lora::AdapterState& state,
                                   bool overwrite, CheckpointInfo* info) {
   const absl::Status written = Write(state, overwrite, info);
-  if (!absl::IsAlreadyExists(written) && !absl::IsResourceExhausted(written)) {
-    return written;
-  }
+  const bool is_full =
+      absl::IsResourceExhausted(written) && !checkpoint::IsUnreachable(written);
+  if (!absl::IsAlreadyExists(written) && !is_full) return written;
   std::optional<CheckpointInfo> saved = SavedBefore(state, *info);
   if (!saved) return written;
   *info = *std::move(saved);
@@ -352,38 +363,33 @@ absl::StatusOr<PeftFiles> AdapterIo::Export(const LoraConfig& config,
   return lora::WritePeft(config, base_.shape, weights, base_.name, loader);
 }
 
-absl::StatusOr<CheckpointInfo> AdapterIo::ReadInfo(
-    const checkpoint::CheckpointName& name) const {
-  WEFT_ASSIGN_OR_RETURN(const json fields, checkpoints_->ReadFields(name));
-  return lora::ReadCheckpointFields(fields);
-}
-
 void AdapterIo::RemoveStaleFiles() { checkpoints_->RemoveStaleFiles(); }
 
-bool AdapterIo::IsExpired(const std::string& adapter_id,
-                          const std::string& name) const {
-  const absl::StatusOr<CheckpointInfo> info =
-      ReadInfo({.adapter_id = adapter_id, .name = name});
-  return info.ok() && info->expires_at <= absl::Now();
+void AdapterIo::Sweep() { checkpoints_->Sweep(); }
+
+absl::StatusOr<AdapterIo::Listing> AdapterIo::ListStored(
+    const std::string& adapter_id) const {
+  WEFT_ASSIGN_OR_RETURN(Listing listed,
+                        checkpoints_->List(adapter_id, NamesAll(adapter_id)));
+  StoredOf kept;
+  for (const auto& [name, version] : listed) {
+    const Stored* const known = FindStored(name);
+    if (known != nullptr) kept[name.adapter_id][name.name] = *known;
+  }
+  std::erase_if(stored_, [&adapter_id](const auto& known) {
+    return NamesAll(adapter_id) ? known.first.starts_with(adapter_id)
+                                : known.first == adapter_id;
+  });
+  stored_.merge(kept);
+  return listed;
 }
 
-AdapterIo::StoredOf AdapterIo::ReadStored(const std::string& adapter_id) const {
-  StoredOf found;
-  const absl::StatusOr<std::vector<checkpoint::ListedCheckpoint>> listed =
-      checkpoints_->List(adapter_id, NamesAll(adapter_id));
-  if (!listed.ok()) {
-    Log(LogLevel::kWarning, "checkpoints cannot be listed",
-        {{"adapter", adapter_id}, {"reason", listed.status().message()}});
-    return found;
-  }
+absl::Status AdapterIo::ReadStored(const Listing& listed) const {
   std::vector<checkpoint::CheckpointName> names;  // Of what is not known yet.
   std::vector<std::string> versions;
-  for (const auto& [name, version] : *listed) {
+  for (const auto& [name, version] : listed) {
     const Stored* const known = FindStored(name);
-    if (known != nullptr && known->version == version) {
-      found[name.adapter_id][name.name] = *known;
-      continue;
-    }
+    if (known != nullptr && known->version == version) continue;
     names.push_back(name);
     versions.push_back(version);
   }
@@ -394,18 +400,22 @@ AdapterIo::StoredOf AdapterIo::ReadStored(const std::string& adapter_id) const {
     absl::StatusOr<CheckpointInfo> info =
         fields[i].ok() ? lora::ReadCheckpointFields(*fields[i])
                        : absl::StatusOr<CheckpointInfo>(fields[i].status());
+    if (checkpoint::IsUnreachable(info.status())) return info.status();
     if (!info.ok()) {
+      Forget(names[i]);
       Log(LogLevel::kWarning, "damaged checkpoint",
-          {{"adapter", adapter}, {"name", name}});
+          {{"adapter", adapter},
+           {"name", name},
+           {"reason", info.status().message()}});
       continue;
     }
     // Takes adapter_id and name from the place, because somebody may have moved
     // the checkpoint.
     info->adapter_id = adapter;
     info->name = name;
-    found[adapter][name] = {.version = versions[i], .info = *std::move(info)};
+    stored_[adapter][name] = {.version = versions[i], .info = *std::move(info)};
   }
-  return found;
+  return absl::OkStatus();
 }
 
 const AdapterIo::Stored* AdapterIo::FindStored(
@@ -416,61 +426,86 @@ const AdapterIo::Stored* AdapterIo::FindStored(
   return stored == own->second.end() ? nullptr : &stored->second;
 }
 
-std::vector<CheckpointInfo> AdapterIo::ListAll(
-    const std::string& adapter_id) const {
-  StoredOf found = ReadStored(adapter_id);
-  std::vector<CheckpointInfo> infos;
-  for (const auto& [adapter, checkpoints] : found) {
-    for (const auto& [name, stored] : checkpoints) infos.push_back(stored.info);
+void AdapterIo::Forget(const checkpoint::CheckpointName& name) const {
+  const auto own = stored_.find(name.adapter_id);
+  if (own != stored_.end() && own->second.erase(name.name) > 0 &&
+      own->second.empty()) {
+    stored_.erase(own);
   }
-  std::erase_if(stored_, [&adapter_id](const auto& known) {
-    return NamesAll(adapter_id) ? known.first.starts_with(adapter_id)
-                                : known.first == adapter_id;
-  });
-  stored_.merge(found);
+}
+
+absl::StatusOr<std::vector<CheckpointInfo>> AdapterIo::ListAll(
+    const std::string& adapter_id) const {
+  WEFT_ASSIGN_OR_RETURN(const Listing listed, ListStored(adapter_id));
+  WEFT_RETURN_IF_ERROR(ReadStored(listed));
+  std::vector<CheckpointInfo> infos;
+  for (const auto& [name, version] : listed) {
+    const Stored* const stored = FindStored(name);
+    if (stored != nullptr) infos.push_back(stored->info);
+  }
   std::ranges::sort(infos, std::greater<>(), &CheckpointInfo::created_at);
   return infos;
 }
 
-std::vector<CheckpointInfo> AdapterIo::List(
+absl::StatusOr<std::vector<CheckpointInfo>> AdapterIo::List(
     const std::string& adapter_id) const {
-  std::vector<CheckpointInfo> infos = ListAll(adapter_id);
+  WEFT_ASSIGN_OR_RETURN(std::vector<CheckpointInfo> infos, ListAll(adapter_id));
   std::erase_if(infos, [now = absl::Now()](const CheckpointInfo& info) {
     return info.expires_at <= now;
   });
   return infos;
 }
 
-absl::Time AdapterIo::NextCreation(const std::string& adapter_id) {
-  DeleteExpired();  // The first call reads the checkpoints that exist.
-  absl::Time next = absl::Now();
-  const auto own = stored_.find(adapter_id);
-  if (own == stored_.end()) return next;
-  for (const auto& [name, stored] : own->second) {
-    next = std::max(next, stored.info.created_at + absl::Microseconds(1));
-  }
-  return next;
+absl::StatusOr<absl::Time> AdapterIo::NextCreation(
+    const std::string& adapter_id) const {
+  WEFT_ASSIGN_OR_RETURN(const std::vector<CheckpointInfo> infos,
+                        ListAll(adapter_id));
+  if (infos.empty()) return absl::Now();
+  return std::max(absl::Now(),
+                  infos.front().created_at + absl::Microseconds(1));
 }
 
 void AdapterIo::DeleteExpired() {
   const absl::Time now = absl::Now();
-  if (now < next_expiry_) return;
-  next_expiry_ = absl::InfiniteFuture();
-  for (const CheckpointInfo& info : ListAll("")) {
-    if (info.expires_at > now) {
-      next_expiry_ = std::min(next_expiry_, info.expires_at);
-      continue;
-    }
-    const absl::Status deleted = Delete(info.adapter_id, info.name);
-    if (!deleted.ok())
-      next_expiry_ = std::min(next_expiry_, now + kExpiryRetry);
-    Log(deleted.ok() ? LogLevel::kInfo : LogLevel::kWarning,
-        deleted.ok() ? "expired checkpoint deleted"
-                     : "an expired checkpoint stays",
-        {{"adapter", info.adapter_id},
-         {"name", info.name},
-         {"reason", deleted.message()}});
+  if (unseen_.empty() && now < next_expiry_) return;
+  absl::Status status;
+  if (unseen_.empty()) {
+    next_expiry_ = absl::InfiniteFuture();
+    absl::StatusOr<Listing> listed = ListStored("");
+    status = listed.status();
+    if (status.ok()) unseen_ = *std::move(listed);
   }
+  const size_t rest = unseen_.size() - std::min(unseen_.size(), kExpirySlice);
+  const Listing slice(unseen_.begin() + static_cast<ptrdiff_t>(rest),
+                      unseen_.end());
+  unseen_.resize(rest);
+  if (status.ok()) status = ReadStored(slice);
+  if (!status.ok()) {
+    Log(LogLevel::kWarning, "expired checkpoints stay for a while",
+        {{"reason", status.message()}});
+    unseen_.clear();
+    next_expiry_ = std::min(next_expiry_, now + expiry_retry_);
+    return;
+  }
+  for (const auto& [name, version] : slice) DeleteIfExpired(name, now);
+}
+
+void AdapterIo::DeleteIfExpired(const checkpoint::CheckpointName& name,
+                                absl::Time now) {
+  const Stored* const stored = FindStored(name);
+  if (stored == nullptr) return;
+  if (stored->info.expires_at > now) {
+    next_expiry_ = std::min(next_expiry_, stored->info.expires_at);
+    return;
+  }
+  const absl::Status deleted = Delete(name.adapter_id, name.name);
+  if (!deleted.ok()) next_expiry_ = std::min(next_expiry_, now + expiry_retry_);
+  Log(deleted.ok() ? LogLevel::kInfo : LogLevel::kWarning,
+      deleted.ok() ? "expired checkpoint deleted"
+                   : "an expired checkpoint stays",
+      {{"adapter", name.adapter_id},
+       {"name", name.name},
+       {"reason", deleted.message()}});
 }
 
 absl::StatusOr<CheckpointInfo> AdapterIo::SetTtl(
@@ -478,9 +513,7 @@ absl::StatusOr<CheckpointInfo> AdapterIo::SetTtl(
   const checkpoint::CheckpointName name = {.adapter_id = request.adapter_id,
                                            .name = request.name};
   absl::StatusOr<json> fields = checkpoints_->ReadFields(name);
-  if (fields.ok() && IsExpired(request.adapter_id, request.name)) {
-    fields = Expired(request.name);
-  }
+  if (fields.ok() && HasExpired(*fields)) fields = Expired(request.name);
   if (!fields.ok()) return NameOthers(fields.status(), request.adapter_id);
   WEFT_ASSIGN_OR_RETURN(CheckpointInfo info,
                         lora::ReadCheckpointFields(*fields));
@@ -499,11 +532,7 @@ absl::Status AdapterIo::Delete(const std::string& adapter_id,
                                const std::string& name) {
   WEFT_RETURN_IF_ERROR(
       checkpoints_->Remove({.adapter_id = adapter_id, .name = name}));
-  const auto own = stored_.find(adapter_id);
-  if (own != stored_.end() && own->second.erase(name) > 0 &&
-      own->second.empty()) {
-    stored_.erase(own);
-  }
+  Forget({.adapter_id = adapter_id, .name = name});
   return absl::OkStatus();
 }
 
@@ -518,8 +547,15 @@ uint64_t AdapterIo::stored_bytes() const {
 }
 
 void AdapterIo::KeepNewest(const CheckpointInfo& saved, uint64_t count) {
+  const absl::StatusOr<std::vector<CheckpointInfo>> all =
+      ListAll(saved.adapter_id);
+  if (!all.ok()) {
+    Log(LogLevel::kWarning, "old checkpoints stay",
+        {{"adapter", saved.adapter_id}, {"reason", all.status().message()}});
+    return;
+  }
   uint64_t kept = 1;  // Counts `saved`.
-  for (const CheckpointInfo& other : ListAll(saved.adapter_id)) {
+  for (const CheckpointInfo& other : *all) {
     if (other.kind != saved.kind || other.name == saved.name) continue;
     if (++kept <= count) continue;
     if (const absl::Status deleted = Delete(saved.adapter_id, other.name);
@@ -536,10 +572,10 @@ absl::Status AdapterIo::NameOthers(const absl::Status& status,
                                    const std::string& adapter_id) const {
   constexpr size_t kMaxNames = 5;
   if (!absl::IsNotFound(status)) return status;
-  const std::vector<CheckpointInfo> others = List(adapter_id);
-  if (others.empty()) return status;
+  const absl::StatusOr<std::vector<CheckpointInfo>> others = List(adapter_id);
+  if (!others.ok() || others->empty()) return status;
   std::vector<std::string> names;
-  for (const CheckpointInfo& info : others) names.push_back(info.name);
+  for (const CheckpointInfo& info : *others) names.push_back(info.name);
   std::ranges::sort(names);
   const size_t more = names.size() - std::min(names.size(), kMaxNames);
   names.resize(names.size() - more);

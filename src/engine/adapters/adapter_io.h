@@ -48,10 +48,14 @@ struct AdapterCopy {
 
 class AdapterIo {
  public:
-  // `base` is the server's base model.
+  // `base` is the server's base model. After a look for expired checkpoints
+  // that failed, DeleteExpired looks again after `expiry_retry`.
   AdapterIo(std::unique_ptr<checkpoint::CheckpointFiles> checkpoints,
-            lora::BaseModel base)
-      : checkpoints_(std::move(checkpoints)), base_(std::move(base)) {}
+            lora::BaseModel base,
+            absl::Duration expiry_retry = absl::Minutes(1))
+      : checkpoints_(std::move(checkpoints)),
+        base_(std::move(base)),
+        expiry_retry_(expiry_retry) {}
 
   // Removes what interrupted writes have left. Call it before any write.
   void RemoveStaleFiles();
@@ -76,9 +80,9 @@ class AdapterIo {
   // Errors: as for Load.
   absl::StatusOr<CheckpointInfo> Describe(
       const LoadCheckpointRequest& request) const;
-  // Checks and opens the checkpoint's files except the manifest.
-  // trainer_state.json has the manifest's fields. Errors: NOT_FOUND (also if it
-  // has expired), DATA_LOSS.
+  // Opens the checkpoint's files except the manifest. They check themselves
+  // while they are read (CheckWhileRead). trainer_state.json has the manifest's
+  // fields. Errors: NOT_FOUND (also if it has expired), DATA_LOSS.
   absl::StatusOr<std::vector<FileSource>> Download(
       const std::string& adapter_id, const std::string& name) const;
   // Writes a checkpoint from the files of Download. Errors: INVALID_ARGUMENT
@@ -92,8 +96,10 @@ class AdapterIo {
   // Returns the adapter's checkpoints, newest first. If NamesAll(adapter_id),
   // returns those of all adapters whose names begin with it, and reads only
   // theirs. Skips checkpoints that have expired.
-  // Skips a checkpoint with a damaged manifest and logs a warning.
-  std::vector<CheckpointInfo> List(const std::string& adapter_id) const;
+  // Skips a checkpoint with a damaged manifest and logs a warning. Errors:
+  // those of checkpoint_files.h, as when the store does not answer.
+  absl::StatusOr<std::vector<CheckpointInfo>> List(
+      const std::string& adapter_id) const;
   // Adds the names of up to five of the adapter's checkpoints to the message of
   // a NOT_FOUND. Keeps the payloads. Returns any other status as it is.
   absl::Status NameOthers(const absl::Status& status,
@@ -102,11 +108,14 @@ class AdapterIo {
   // if it has expired), DATA_LOSS, RESOURCE_EXHAUSTED (the disk is full).
   absl::StatusOr<CheckpointInfo> SetTtl(const SetCheckpointTtlRequest& request);
   absl::Status Delete(const std::string& adapter_id, const std::string& name);
-  // Deletes the checkpoints that have expired. Reads the listings only if a
-  // checkpoint may have expired, so frequent calls are cheap.
+  // Deletes some of the checkpoints that have expired. Reads the listings only
+  // if a checkpoint may have expired, so frequent calls are cheap, and a call
+  // looks at few checkpoints, so it is short.
   void DeleteExpired();
+  // Removes some of the files of saves that earlier processes did not end.
+  void Sweep();
   // Returns the bytes of the tensor files of all checkpoints. Checkpoints of
-  // earlier processes count after the first call of DeleteExpired.
+  // earlier processes count once DeleteExpired has looked at them.
   uint64_t stored_bytes() const;
 
   // Reads a PEFT folder. Errors: those of ReadPeft.
@@ -121,6 +130,9 @@ class AdapterIo {
     std::string version;  // Of the files; empty if they have changed since.
     CheckpointInfo info;
   };
+  // By adapter and name.
+  using StoredOf = std::map<std::string, std::map<std::string, Stored>>;
+  using Listing = std::vector<checkpoint::ListedCheckpoint>;
 
   // Writes the checkpoint that `info` describes, with the tensors of `state`.
   // Sets info->size_bytes. Errors: as for Save.
@@ -141,31 +153,35 @@ class AdapterIo {
   // Returns the time for a new checkpoint. It is later than those of the
   // adapter's other checkpoints, even if the wall clock was set back, because
   // the times are the order of checkpoints.
-  absl::Time NextCreation(const std::string& adapter_id);
+  absl::StatusOr<absl::Time> NextCreation(const std::string& adapter_id) const;
   // Deletes the oldest checkpoints that have the adapter and the kind of
   // `saved`, until at most `count` remain. Never deletes `saved`.
   void KeepNewest(const CheckpointInfo& saved, uint64_t count);
   // Returns what List returns, and also the checkpoints that have expired.
   // Brings stored_ up to date, because others may change the files, too.
-  std::vector<CheckpointInfo> ListAll(const std::string& adapter_id) const;
+  absl::StatusOr<std::vector<CheckpointInfo>> ListAll(
+      const std::string& adapter_id) const;
   // Reads the fields and checks that `request` may load the checkpoint.
   absl::StatusOr<CheckpointInfo> Check(const LoadCheckpointRequest& request,
                                        const nlohmann::json& fields) const;
-  bool IsExpired(const std::string& adapter_id, const std::string& name) const;
-  // By adapter and name.
-  using StoredOf = std::map<std::string, std::map<std::string, Stored>>;
-  // Returns the entries of stored_ for which ListAll asks, as they are now.
-  StoredOf ReadStored(const std::string& adapter_id) const;
+  // Returns the names for which ListAll asks. Removes those that are gone from
+  // stored_.
+  absl::StatusOr<Listing> ListStored(const std::string& adapter_id) const;
+  // Adds what is listed to stored_, or removes what is damaged. Reads only what
+  // has changed.
+  absl::Status ReadStored(const Listing& listed) const;
   // Returns null if the checkpoint is not in stored_.
   const Stored* FindStored(const checkpoint::CheckpointName& name) const;
-  // Returns the description of a checkpoint.
-  absl::StatusOr<CheckpointInfo> ReadInfo(
-      const checkpoint::CheckpointName& name) const;
+  void Forget(const checkpoint::CheckpointName& name) const;
+  // Deletes a checkpoint of stored_, or notes when it expires.
+  void DeleteIfExpired(const checkpoint::CheckpointName& name, absl::Time now);
 
   const std::unique_ptr<checkpoint::CheckpointFiles> checkpoints_;
   const lora::BaseModel base_;
-  // DeleteExpired does nothing before this time.
+  const absl::Duration expiry_retry_;
+  // DeleteExpired does not look again before this time.
   absl::Time next_expiry_ = absl::InfinitePast();
+  Listing unseen_;  // What it has listed and not looked at yet.
   // So that a listing reads a manifest only once.
   mutable StoredOf stored_;
 };

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <functional>
@@ -21,8 +22,10 @@
 #include "nlohmann/json.hpp"
 #include "src/base/reason.h"
 #include "src/checkpoint/disk_checkpoints.h"
+#include "src/checkpoint/object_checkpoints.h"
 #include "src/lora/adapter_layout.h"
 #include "tests/support/failpoints.h"
+#include "tests/support/memory_store.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
 
@@ -118,7 +121,8 @@ class AdapterIoTest : public ::testing::Test {
 
   std::vector<std::string> Names() const {
     std::vector<std::string> names;
-    for (const CheckpointInfo& info : io_.List("a")) names.push_back(info.name);
+    const auto infos = io_.List("a").value();
+    for (const CheckpointInfo& info : infos) names.push_back(info.name);
     return names;
   }
 
@@ -294,7 +298,7 @@ TEST_F(AdapterIoTest, ListsNothingOfTheDaemonsOwnFolders) {
   Save({.rank = 2, .alpha = 3});
   std::filesystem::create_directories(folder_ / ".spill" / "0");
   ::testing::internal::CaptureStderr();
-  const auto infos = io_.List("");
+  const auto infos = io_.List("").value();
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
   EXPECT_EQ(infos.size(), 1u);
 }
@@ -305,7 +309,7 @@ TEST_F(AdapterIoTest, ListsATenantWithoutReadingTheFoldersOfOthers) {
   ASSERT_THAT(SaveAs({.adapter_id = "bob~a", .name = "one"}), IsOk());
   std::ofstream(folder_ / "bob~a" / "one" / "MANIFEST.json") << "damaged";
   ::testing::internal::CaptureStderr();
-  const auto infos = io_.List("alice~");
+  const auto infos = io_.List("alice~").value();
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
   ASSERT_EQ(infos.size(), 2u);
   EXPECT_EQ(infos[0].adapter_id, "alice~b");
@@ -317,16 +321,16 @@ TEST_F(AdapterIoTest, AListingReadsAManifestOnce) {
     ASSERT_THAT(SaveAs({.adapter_id = "a", .name = name}), IsOk());
   }
   AdapterIo next(Disk(folder_), kBase);
-  ASSERT_EQ(next.List("").size(), 2u);
+  ASSERT_EQ(next.List("")->size(), 2u);
   const ScopedFailpoints counted("");
-  ASSERT_EQ(next.List("").size(), 2u);
-  EXPECT_EQ(next.List("a")[0].name, "two");
+  ASSERT_EQ(next.List("")->size(), 2u);
+  EXPECT_EQ(next.List("a")->front().name, "two");
   EXPECT_EQ(FailpointHits("files.read"), 0);
   ASSERT_THAT(io_.SetTtl({.adapter_id = "a", .name = "one", .ttl_seconds = 9}),
               IsOk());
   ASSERT_THAT(io_.Delete("a", "two"), IsOk());
-  ASSERT_EQ(next.List("a").size(), 1u);
-  EXPECT_LT(next.List("a")[0].expires_at, absl::InfiniteFuture());
+  ASSERT_EQ(next.List("a")->size(), 1u);
+  EXPECT_LT(next.List("a")->front().expires_at, absl::InfiniteFuture());
 }
 
 TEST_F(AdapterIoTest, AFolderThatIsALinkIsNoAdapters) {
@@ -339,8 +343,8 @@ TEST_F(AdapterIoTest, AFolderThatIsALinkIsNoAdapters) {
   EXPECT_THAT(io_.Download("alice~a", "one"), is_not_found);
   EXPECT_THAT(io_.Delete("alice~a", "one"), is_not_found);
   EXPECT_FALSE(SaveAs({.adapter_id = "alice~a", .name = "two"}).ok());
-  EXPECT_THAT(io_.List("alice~"), ::testing::IsEmpty());
-  EXPECT_THAT(io_.List("alice~a"), ::testing::IsEmpty());
+  EXPECT_THAT(*io_.List("alice~"), ::testing::IsEmpty());
+  EXPECT_THAT(*io_.List("alice~a"), ::testing::IsEmpty());
   EXPECT_THAT(io_.Download("bob~a", "one"), IsOk());
 }
 
@@ -402,7 +406,7 @@ TEST_F(AdapterIoTest, KeepsTheCheckpointsProperties) {
                              .metadata = {{"loss", "0.5"}},
                              .ttl_seconds = 60});
   ASSERT_THAT(saved, IsOk());
-  const auto list = io_.List("a");
+  const auto list = io_.List("a").value();
   ASSERT_EQ(list.size(), 1u);
   const CheckpointInfo& info = list.front();
   EXPECT_EQ(info.kind, CheckpointKind::kTrain);
@@ -563,12 +567,13 @@ TEST_F(AdapterIoTest, ATimeToLiveIsSetAnew) {
   // The manifest has whole seconds, and doubles of the time have microseconds.
   EXPECT_LE(set.expires_at, absl::Now() + most + absl::Seconds(1));
   AdapterIo next(Disk(folder_), kBase);
-  EXPECT_LT(absl::AbsDuration(next.List("a")[0].expires_at - set.expires_at),
-            absl::Microseconds(1));
+  EXPECT_LT(
+      absl::AbsDuration(next.List("a")->front().expires_at - set.expires_at),
+      absl::Microseconds(1));
   EXPECT_THAT(io_.Load(load_), IsOk());
   const auto never = io_.SetTtl({.adapter_id = "a", .name = "c"}).value();
   EXPECT_EQ(never.expires_at, absl::InfiniteFuture());
-  EXPECT_EQ(next.List("a")[0].expires_at, absl::InfiniteFuture());
+  EXPECT_EQ(next.List("a")->front().expires_at, absl::InfiniteFuture());
   // The time counts from now, also on the longest-lived checkpoint. A server
   // with another base model changes nothing else.
   EditFields("c", kLongAgo);
@@ -636,7 +641,8 @@ TEST_F(AdapterIoTest, ASaveLeavesTheReserveOfTheDisk) {
 TEST_F(AdapterIoTest, KnowsTheBytesOfAllCheckpoints) {
   const auto listed = [this] {
     uint64_t bytes = 0;
-    for (const CheckpointInfo& info : io_.List("")) bytes += info.size_bytes;
+    const auto infos = io_.List("").value();
+    for (const CheckpointInfo& info : infos) bytes += info.size_bytes;
     return bytes;
   };
   io_.DeleteExpired();
@@ -741,9 +747,101 @@ TEST_F(AdapterIoTest, ATimeToLiveCountsFromNowAlsoIfTheClockWasSetBack) {
         next.SetTtl({.adapter_id = "a", .name = name, .ttl_seconds = 9});
     EXPECT_LE(set->expires_at, absl::Now() + absl::Seconds(10));
   }
-  for (const CheckpointInfo& info : AdapterIo(Disk(folder_), kBase).List("a")) {
+  const auto infos = AdapterIo(Disk(folder_), kBase).List("a").value();
+  for (const CheckpointInfo& info : infos) {
     EXPECT_LE(info.expires_at, absl::Now() + absl::Seconds(10)) << info.name;
   }
+}
+
+// Checkpoints in a store.
+class StoredAdapterIoTest : public AdapterIoTest {
+ protected:
+  AdapterIo Io() {
+    return {
+        std::make_unique<checkpoint::ObjectCheckpoints>(
+            &store_, 1, [] { return absl::OkStatus(); }, absl::ZeroDuration()),
+        kBase, absl::ZeroDuration()};
+  }
+  static absl::Status Save(AdapterIo& io, const SaveCheckpointRequest& save) {
+    return io.Save(save, CopyOf({.rank = 2, .alpha = 3})).status();
+  }
+  // Counts the objects that are read from now on.
+  void CountReads() {
+    reads_ = 0;
+    objects_.before = [this](const std::string& operation, const std::string&) {
+      if (operation == "get") ++reads_;
+    };
+  }
+
+  store::MemoryObjects objects_;
+  store::MemoryStore store_{&objects_};
+  std::atomic<int> reads_ = 0;
+};
+
+TEST_F(StoredAdapterIoTest, AStoreThatIsAwayIsNoEmptyList) {
+  AdapterIo io = Io();
+  ASSERT_THAT(Save(io, {.adapter_id = "a", .name = "c"}), IsOk());
+  AdapterIo next = Io();
+  objects_.list_error = absl::UnavailableError("away");
+  for (AdapterIo* one : {&io, &next}) {
+    const absl::Status refused = one->List("a").status();
+    EXPECT_EQ(FindReason(refused)->name, checkpoint::kStoreUnreachable);
+    // A creation that may be before another one's is not given.
+    EXPECT_EQ(FindReason(Save(*one, {.adapter_id = "a", .name = "d"}))->name,
+              checkpoint::kStoreUnreachable);
+  }
+  EXPECT_GT(io.stored_bytes(), 0);  // What is known stays known.
+  // Neither is a manifest that cannot be read a damaged one.
+  objects_.list_error = absl::OkStatus();
+  objects_.read_error = absl::UnavailableError("away");
+  EXPECT_EQ(FindReason(next.List("a").status())->name,
+            checkpoint::kStoreUnreachable);
+  objects_.read_error = absl::OkStatus();
+  EXPECT_EQ(next.List("a")->size(), 1u);
+  objects_.objects["checkpoints/a/c"] = {.bytes = "{}", .etag = "damaged"};
+  EXPECT_EQ(next.List("a")->size(), 0u);
+}
+
+TEST_F(StoredAdapterIoTest, AnExpiryIsLookedForAgainWhenTheStoreIsBack) {
+  AdapterIo io = Io();
+  ASSERT_THAT(Save(io, {.adapter_id = "a", .name = "c", .ttl_seconds = 1}),
+              IsOk());
+  absl::SleepFor(absl::Milliseconds(1100));
+  AdapterIo next = Io();
+  objects_.list_error = absl::UnavailableError("away");
+  next.DeleteExpired();
+  objects_.list_error = absl::OkStatus();
+  objects_.read_error = absl::UnavailableError("away");
+  next.DeleteExpired();
+  objects_.read_error = absl::OkStatus();
+  next.DeleteExpired();
+  EXPECT_THAT(objects_.objects, ::testing::IsEmpty());
+}
+
+TEST_F(StoredAdapterIoTest, TheLookForExpiriesComesInSlices) {
+  AdapterIo io = Io();
+  for (int i = 0; i < 130; ++i) {
+    ASSERT_THAT(Save(io, {.adapter_id = absl::StrCat("a", i), .name = "c"}),
+                IsOk());
+  }
+  AdapterIo next = Io();
+  for (const int reads : {128, 2, 0}) {
+    CountReads();
+    next.DeleteExpired();
+    EXPECT_EQ(reads_, reads);
+  }
+  EXPECT_EQ(next.stored_bytes(), io.stored_bytes());
+}
+
+TEST_F(StoredAdapterIoTest, ADownloadReadsOnlyWhatIsAskedFor) {
+  AdapterIo io = Io();
+  ASSERT_THAT(Save(io, {.adapter_id = "a", .name = "c"}), IsOk());
+  CountReads();
+  const auto files = io.Download("a", "c").value();
+  EXPECT_EQ(reads_, 1);  // The manifest.
+  ASSERT_EQ(files.front().name(), "adapter_config.json");
+  EXPECT_THAT(files.front().Read(0, files.front().size()), IsOk());
+  EXPECT_EQ(reads_, 2);
 }
 
 }  // namespace

@@ -239,6 +239,7 @@ TEST_F(TrainingServiceTest, RefusalsAreCountedByReason) {
       {"STATE_DISK_FULL", "disk_full"},
       {"STATE_STORE_UNREACHABLE", "store_unreachable"},
       {"CHECKPOINT_DISK_FULL", "disk_full"},
+      {"CHECKPOINT_STORE_UNREACHABLE", "store_unreachable"},
       {"TOO_LARGE", "too_large"},
       {"OUT_OF_MEMORY", "no_room"}};
   for (const auto& [reason, label] : counted) {

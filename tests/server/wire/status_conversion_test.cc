@@ -4,6 +4,7 @@
 
 #include "gtest/gtest.h"
 #include "src/base/reason.h"
+#include "src/request/reply.h"
 #include "weft/v1/errors.pb.h"
 
 namespace weft::server {
@@ -49,7 +50,7 @@ TEST(StatusConversionTest, OnlyWaitingThatHelpsIsAdvised) {
   EXPECT_EQ(RetryMillis(absl::UnavailableError("")), kRetryPushbackMillis);
   for (const char* reason :
        {"CALLS_UNDER_WAY", "TOKEN_RATE", "IMPORTS_UNDER_WAY", "STATE_DISK_FULL",
-        "SHARE_IN_USE"}) {
+        "SHARE_IN_USE", "CHECKPOINT_STORE_UNREACHABLE"}) {
     EXPECT_EQ(RetryMillis(full(reason)), kRetryPushbackMillis) << reason;
   }
   for (const char* reason : {"CHECKPOINT_DISK_FULL", "ALL_ADAPTER_SLOTS_IN_USE",
@@ -62,6 +63,10 @@ TEST(StatusConversionTest, OnlyWaitingThatHelpsIsAdvised) {
                 absl::ResourceExhaustedError(""),
                 {.name = "TOKEN_RATE", .values = {{"retry_ms", "4100"}}})),
             4100);
+  // A step that has this result keeps it.
+  absl::Status result = full("CHECKPOINT_STORE_UNREACHABLE");
+  result.SetPayload(kStepDonePayload, {});
+  EXPECT_EQ(RetryMillis(result), std::nullopt);
 }
 
 }  // namespace
