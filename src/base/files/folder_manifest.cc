@@ -80,9 +80,7 @@ class SumOfReads {
     sum_->Add(part);
     next_ += part.size();
     if (next_ < expected.size) return absl::OkStatus();
-    const absl::Status checked = CheckSum(&*sum_, folder, expected);
-    sum_.reset();
-    return checked;
+    return CheckSum(&*sum_, folder, expected);
   }
 
  private:
