@@ -34,9 +34,10 @@ class ObjectCheckpoints : public CheckpointFiles {
   // changes.
   // `store` outlives the object and the files that Open returns. A step that
   // has been accepted waits for a store that is away, and new ones are refused
-  // meanwhile: Write, Read, ReadFields and List wait for `patience`. An earlier
-  // owner that was slow has written its manifests, or never does, `sweep_after`
-  // this owner's begin, when Sweep begins.
+  // meanwhile: Write, Read, ReadFields and List wait for `patience`. Sweep
+  // begins after `sweep_after`, because until then an earlier owner that was
+  // slow may write a manifest. One that was frozen for longer would name files
+  // that are gone.
   ObjectCheckpoints(store::ObjectStore* store, uint64_t log, uint64_t epoch,
                     std::function<absl::Status()> check_owner,
                     absl::Duration patience = absl::Minutes(1),
