@@ -40,7 +40,7 @@ class ObjectCheckpoints : public CheckpointFiles {
   // that are gone.
   ObjectCheckpoints(store::ObjectStore* store, uint64_t log, uint64_t epoch,
                     std::function<absl::Status()> check_owner,
-                    absl::Duration patience = absl::Minutes(1),
+                    absl::Duration patience = absl::Seconds(15),
                     absl::Duration sweep_after = absl::Minutes(10))
       : store_(*store),
         log_(log),

@@ -37,8 +37,9 @@ struct Logs {
 };
 
 // Errors of all functions that block on the store: UNAVAILABLE if it does not
-// answer, or if another process has this log, and others of object_store.h. "Moved" is the error MovedTo
-// (reason.h) with the address of another log's owner.
+// answer, or if another process has this log, and others of object_store.h.
+// "Moved" is the error MovedTo (reason.h) with the address of another log's
+// owner.
 // Threads: EndClaim any; the others the I/O thread.
 class Directory {
  public:

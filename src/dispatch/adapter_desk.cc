@@ -361,6 +361,16 @@ void AdapterDesk::FinishMove(const Move& move, uint64_t bytes,
   for (const EngineTask& task : ready) task(absl::OkStatus());
 }
 
+void AdapterDesk::PostponeMove(const Move& move) {
+  MutexLock lock(&s_.mu);
+  s_.residency.Postpone(move);
+}
+
+void AdapterDesk::ResumeMove(AdapterKey key) {
+  MutexLock lock(&s_.mu);
+  s_.residency.Resume(key);
+}
+
 std::vector<EngineTask> AdapterDesk::DropWaiter(const SlotWaiter& waiter,
                                                 const absl::Status& status) {
   if (waiter.ticket > 0) {

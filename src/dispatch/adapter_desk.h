@@ -99,6 +99,10 @@ class AdapterDesk {
   // tasks that waited for it. If the move failed, fails the work and the tasks
   // that get no slot because of the failure.
   void FinishMove(const Move& move, uint64_t bytes, const absl::Status& status);
+  // Ends a move to the device that only time can mend. Work and tasks wait. The
+  // adapter asks for a slot again, but gets none before ResumeMove.
+  void PostponeMove(const Move& move);
+  void ResumeMove(AdapterKey key);
 
  private:
   std::vector<EngineTask> DropWaiter(const SlotWaiter& waiter,

@@ -127,6 +127,7 @@ std::optional<Work> Dispatcher::Choose(int active_samples) {
   if (!state_.tasks.empty()) {
     return RunTasks{.tasks = std::exchange(state_.tasks, {})};
   }
+  if (std::optional<Work> train = ChooseLater()) return train;
   if (std::optional<Work> move = ChooseMove()) return move;
   if (std::optional<Work> replay = ChooseReplay(/*idle=*/false)) return replay;
   Work work = ChoosePlan(active_samples);
@@ -153,6 +154,20 @@ std::optional<Work> Dispatcher::ChooseReplay(bool idle) {
   RunTasks run;
   run.tasks.push_back(std::exchange(state_.replay, nullptr));
   return run;
+}
+
+std::optional<Work> Dispatcher::ChooseLater() {
+  while (!state_.later.empty()) {
+    RunTrain train = std::move(state_.later.front());
+    state_.later.pop_front();
+    std::erase_if(train.slices,
+                  [this](const StepSlice& slice)
+                      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu) {
+                        return !state_.steps.contains(slice.step.id);
+                      });
+    if (!train.slices.empty()) return train;
+  }
+  return std::nullopt;
 }
 
 std::optional<Work> Dispatcher::ChooseMove() {

@@ -81,6 +81,7 @@ class Dispatcher {
  private:
   std::optional<Work> Choose(int active_samples)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
+  std::optional<Work> ChooseLater() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   std::optional<Work> ChooseMove() ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_.mu);
   // Returns the next part of the replay of the log. Returns none if no part is
   // queued, if a drain has ended, or if it is other work's turn. `idle` means

@@ -122,7 +122,6 @@ std::optional<Move> Residency::Next(const DemandOf& demand_of,
 }
 
 std::optional<Move> Residency::BringIn() {
-  // Skips waiters whose adapters are still moving away.
   const auto first = FirstInLine();
   if (first == waiters_.end()) return std::nullopt;
   const SlotWaiter waiter = std::move(*first);
@@ -136,21 +135,23 @@ std::optional<Move> Residency::BringIn() {
   return StartMove(it, Location::kDevice);
 }
 
-bool Residency::IsLeaving(const SlotWaiter& waiter) const {
-  return waiter.ticket == 0 && entries_.at(waiter.adapter).move_id > 0;
+bool Residency::IsAbsent(const SlotWaiter& waiter) const {
+  if (waiter.ticket > 0) return false;
+  const Entry& entry = entries_.at(waiter.adapter);
+  return entry.move_id > 0 || entry.postponed;
 }
 
 std::deque<SlotWaiter>::iterator Residency::FirstInLine() {
   return std::ranges::find_if(
-      waiters_, [&](const SlotWaiter& waiter) { return !IsLeaving(waiter); });
+      waiters_, [&](const SlotWaiter& waiter) { return !IsAbsent(waiter); });
 }
 
 std::optional<Move> Residency::MakeSlot(const DemandOf& demand_of) {
-  // A waiter whose adapter is still moving away needs no slot yet. So no other
-  // adapter has to leave for this waiter.
-  const auto leaving = std::ranges::count_if(
-      waiters_, [&](const SlotWaiter& waiter) { return IsLeaving(waiter); });
-  const auto needed = static_cast<int>(waiters_.size() - leaving);
+  // A waiter that cannot come in yet needs no slot. So no other adapter has to
+  // leave for this waiter.
+  const auto absent = std::ranges::count_if(
+      waiters_, [&](const SlotWaiter& waiter) { return IsAbsent(waiter); });
+  const auto needed = static_cast<int>(waiters_.size() - absent);
   if (LeavingDevice() >= needed) return std::nullopt;
   bool ready = false;
   const auto victim = PickVictim(demand_of, FirstInLine()->asked, &ready);
@@ -252,7 +253,6 @@ std::optional<SlotWaiter> Residency::Finished(const Move& move, bool ok) {
   // The adapter stays on the device, so it no longer waits for a slot.
   if (move.from == Location::kDevice) DropWaiter(move.adapter);
   // A second move would probably fail too, so the first waiter gets an error.
-  // FirstInLine skips adapters that still move away.
   const auto first = FirstInLine();
   if (first == waiters_.end() || HasRoom(/*pinned=*/false)) {
     return std::nullopt;
@@ -261,6 +261,19 @@ std::optional<SlotWaiter> Residency::Finished(const Move& move, bool ok) {
   waiters_.erase(first);
   if (failed.ticket == 0) entries_.at(failed.adapter).waits = false;
   return failed;
+}
+
+void Residency::Postpone(const Move& move) {
+  if (!IsUnderway(move)) return;
+  Entry& entry = entries_.at(move.adapter);
+  entry.move_id = 0;
+  entry.postponed = true;
+  Want(move.adapter);
+}
+
+void Residency::Resume(AdapterKey adapter) {
+  const auto it = entries_.find(adapter);
+  if (it != entries_.end()) it->second.postponed = false;
 }
 
 }  // namespace weft::dispatch

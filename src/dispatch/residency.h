@@ -107,6 +107,12 @@ class Residency {
   // of the failure, if there is one. The returned waiter no longer waits.
   std::optional<SlotWaiter> Finished(const Move& move, bool ok);
 
+  // Ends a running move to the device that only time can mend, if IsUnderway.
+  // The adapter gives its slot back and waits for another, which it does not
+  // get before Resume.
+  void Postpone(const Move& move);
+  void Resume(AdapterKey adapter);
+
   // Returns none if the adapter is unknown.
   std::optional<Location> LocationOf(AdapterKey adapter) const;
   // Returns whether the adapter is on the device and not leaving.
@@ -121,7 +127,8 @@ class Residency {
     Location location = Location::kDevice;
     uint64_t move_id = 0;  // > 0 during a move.
     Location target = Location::kDevice;
-    bool waits = false;    // The adapter is among waiters_.
+    bool waits = false;  // The adapter is among waiters_.
+    bool postponed = false;
     WorkKinds served = 0;  // Kinds that ran since the adapter came in.
     uint64_t last_use = 0;
     uint64_t bytes = 0;  // Bytes off the device, while it has a slot.
@@ -138,9 +145,9 @@ class Residency {
   // a slot, because others that are pinned with it do not leave.
   bool HasRoom(bool pinned) const;
   int LeavingDevice() const;
-  // Returns whether the waiter's adapter is still moving away, so that it
-  // cannot come in yet.
-  bool IsLeaving(const SlotWaiter& waiter) const;
+  // Returns whether the waiter's adapter cannot come in yet: it is still moving
+  // away, or is postponed.
+  bool IsAbsent(const SlotWaiter& waiter) const;
   void DropWaiter(AdapterKey adapter);
   // Removes waiters whose adapters have no work that could run.
   void DropSatisfied(const DemandOf& demand_of);

@@ -151,6 +151,7 @@ struct State {
   // The tasks of AdapterDesk::WhenSlot, by ticket.
   std::map<uint64_t, EngineTask> slot_tasks ABSL_GUARDED_BY(mu);
   std::deque<EngineTask> tasks ABSL_GUARDED_BY(mu);
+  std::deque<RunTrain> later ABSL_GUARDED_BY(mu);  // Of StepDesk::RunLater.
   // The next part of the replay of the log; empty if there is none.
   EngineTask replay ABSL_GUARDED_BY(mu);
   // Adapters that the replay has not restored yet: maps their ids to tenants.

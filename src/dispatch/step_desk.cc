@@ -329,6 +329,11 @@ bool StepDesk::FinishSlice(uint64_t id) {
   return true;
 }
 
+void StepDesk::RunLater(RunTrain train) {
+  MutexLock lock(&s_.mu);
+  s_.later.push_back(std::move(train));
+}
+
 void StepDesk::ChargeTime(const StepTask& step, absl::Duration elapsed) {
   MutexLock lock(&s_.mu);
   const auto& request = std::get<TrainRequest>(*step.request);

@@ -60,6 +60,10 @@ class StepDesk {
   // not the last. Returns false if no caller waits for a request without a
   // number, which then ends with Complete.
   [[nodiscard]] bool FinishSlice(uint64_t id);
+  // Gives slices of one adapter that did not run to the engine thread again,
+  // without those whose steps are gone. Until then no other step of the adapter
+  // runs.
+  void RunLater(RunTrain train);
   // Charges the tenant of a TrainRequest for time of the running micro-batch
   // that the step takes besides its tokens.
   void ChargeTime(const StepTask& step, absl::Duration elapsed);

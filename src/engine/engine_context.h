@@ -41,6 +41,10 @@ struct EngineContext {
   // snapshot still needs the adapter's old state, the call copies the old state
   // (snapshotter.h).
   std::function<void(AdapterKey)> before_change;
+  // Runs the task on the engine thread when the store of --state answers, after
+  // a pause. For what failed because the store did not (IsStoreAway).
+  // Threads: engine thread.
+  std::function<void(dispatch::EngineTask)> when_store_answers;
   Worker& io;       // Reads and writes files.
   Worker& replies;  // Runs the callbacks of clients.
 

@@ -149,6 +149,7 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
                },
            .metrics = &dispatch_metrics_,
            .check_room = [this] { return recorder_.CheckRoom(); }}),
+      store_wait_([this] { return parts_.state->answers(); }),
       context_{.options = parts_.options,
                .dispatcher = dispatcher_,
                .device = *parts_.device,
@@ -162,6 +163,10 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
                .directory = parts_.directory.get(),
                .before_change =
                    [this](AdapterKey key) { snapshots_.BeforeChange(key); },
+               .when_store_answers =
+                   [this](dispatch::EngineTask task) {
+                     store_wait_.Add(SteadyNow(), std::move(task));
+                   },
                .io = io_,
                .replies = replies_},
       mover_(&context_, parts_.spill.get()),
@@ -193,8 +198,10 @@ void EngineImpl::Stop() {
   RunGuarded("stopping the other ranks", [this] {
     executor_.Stop();
   }).IgnoreError();
-  dispatcher_.Close(
-      absl::UnavailableError("the server stopped before the request ran"));
+  const absl::Status stopped =
+      absl::UnavailableError("the server stopped before the request ran");
+  dispatcher_.Close(stopped);
+  store_wait_.Close(stopped);
   // An I/O task's answer waits for the log, which passes it to the reply
   // thread when it is on disk.
   io_.Stop();
@@ -256,6 +263,8 @@ void EngineImpl::Loop() {
     if (trained) recorder_.AddCost(SteadyNow() - start);
     // Until recovery has succeeded, a snapshot would lack unreplayed steps.
     if (recovery_.succeeded()) snapshots_.GoOn();
+    mover_.GoOn();
+    store_wait_.GoOn(start);
     disk_look.PostWhenDue(start, post_io);
     release.PostWhenDue(start, post_io);
     probe_.Heartbeat();

@@ -40,6 +40,7 @@
 #include "src/engine/start/memory_metrics.h"
 #include "src/engine/start/memory_split.h"
 #include "src/engine/start/open_state.h"
+#include "src/engine/store_wait.h"
 #include "src/engine/train/batch_trainer.h"
 #include "src/engine/train/step_executor.h"
 #include "src/executor/executor.h"
@@ -196,6 +197,7 @@ class EngineImpl final : public Engine {
   AdapterIo adapter_io_;
   SampleLoop sample_loop_;
   dispatch::Dispatcher dispatcher_;
+  StoreWait store_wait_;
   const EngineContext context_;
   AdapterMover mover_;
   BatchTrainer trainer_;

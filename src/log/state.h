@@ -37,8 +37,13 @@ class LogReader {
   };
   virtual ~LogReader() = default;
 
-  // Returns the next record; none at the end of the log.
+  // Returns the next record; none at the end of the log. After UNAVAILABLE or
+  // DEADLINE_EXCEEDED the caller may try again.
   virtual absl::StatusOr<std::optional<Record>> Next() = 0;
+
+  // Waits at most for `patience`. Returns whether Next has what it needs from a
+  // store.
+  virtual bool IsReady(absl::Duration /*patience*/) { return true; }
 
   // Returns the sequence after the last record that Next has returned. Before
   // the first record, returns the first sequence to read. At the end of the
@@ -101,6 +106,9 @@ class State {
   // Returns ABORTED when another process has taken the state over. Does not
   // block.
   virtual absl::Status failure() const { return absl::OkStatus(); }
+  // Returns false while a store does not answer, as far as is known. Then the
+  // functions for images fail at once. Does not block.
+  virtual bool answers() const { return true; }
   // Says that this process writes no more, so that another may begin at once.
   virtual absl::Status Release() { return absl::OkStatus(); }
 

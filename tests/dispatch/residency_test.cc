@@ -297,5 +297,42 @@ TEST_F(ResidencyTest, PinnedAdaptersComeInTogetherWhateverTheyHold) {
   EXPECT_THAT(Want("b"), ElementsAre("b to device"));
 }
 
+// A store that does not answer keeps an adapter away, and nobody else.
+TEST_F(ResidencyTest, APostponedAdapterGivesItsSlotBackAndComesWhenItCan) {
+  Start(1);
+  Create("a");
+  residency_->AddOnDisk(Key("far"));
+  demands_["far"].ready = kTraining;
+  residency_->Want(Key("far"));
+  EXPECT_EQ(Text(*Next()), "a to disk");
+  ASSERT_FALSE(
+      residency_->Finished({.id = 1, .adapter = Key("a"), .to = kDisk}, true));
+  const std::optional<Move> far = Next();
+  EXPECT_EQ(Text(*far), "far to device");
+  residency_->Postpone(*far);
+  EXPECT_FALSE(residency_->IsUnderway(*far));
+  EXPECT_THAT(Settle(), ElementsAre());
+  EXPECT_TRUE(residency_->has_waiters());
+  // Another adapter has the slot, and need not leave.
+  EXPECT_THAT(Want("a"), ElementsAre("a to device"));
+  Serve("a");
+  EXPECT_THAT(Settle(), ElementsAre());
+  residency_->Resume(Key("far"));
+  EXPECT_THAT(Settle(), ElementsAre("a to disk", "far to device"));
+  EXPECT_FALSE(residency_->has_waiters());
+}
+
+TEST_F(ResidencyTest, APostponedAdapterCanBeRemoved) {
+  Start(1);
+  residency_->AddOnDisk(Key("far"));
+  demands_["far"].ready = kTraining;
+  residency_->Want(Key("far"));
+  residency_->Postpone(*Next());
+  EXPECT_TRUE(residency_->Remove(Key("far")));
+  residency_->Resume(Key("far"));
+  EXPECT_FALSE(residency_->has_waiters());
+  EXPECT_THAT(Create("b"), ElementsAre("slot"));
+}
+
 }  // namespace
 }  // namespace weft::dispatch

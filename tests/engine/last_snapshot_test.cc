@@ -25,5 +25,11 @@ TEST(LastSnapshotTest, IsNotWrittenBeyondTheSupervisorsPatience) {
   EXPECT_TRUE(WorthLastSnapshot(absl::Seconds(51), 10 * kGigabyte));
 }
 
+// To a store of 20 MB/s six gigabytes take five minutes.
+TEST(LastSnapshotTest, KnowsHowFastTheStoreIs) {
+  EXPECT_FALSE(WorthLastSnapshot(absl::Seconds(20), 6 * kGigabyte, 20e6));
+  EXPECT_TRUE(WorthLastSnapshot(absl::Seconds(20), 6 * kGigabyte, 300e6));
+}
+
 }  // namespace
 }  // namespace weft::engine

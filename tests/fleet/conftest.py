@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 _TESTS = Path(__file__).resolve().parents[1]
-sys.path.append(str(_TESTS / "e2e"))
+sys.path += [str(_TESTS / "e2e"), str(_TESTS / "tinker")]
 # The conftest.py of tests/e2e is loaded as "e2e", because the name is taken.
 _spec = importlib.util.spec_from_file_location("e2e", _TESTS / "e2e" / "conftest.py")
 assert _spec is not None and _spec.loader is not None

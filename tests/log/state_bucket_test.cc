@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
+#include "prometheus/registry.h"
 #include "src/log/bucket/log_object.h"
 #include "src/log/bucket/log_owner.h"
 #include "src/log/bucket/manifest.h"
@@ -70,6 +71,95 @@ TEST_F(StateBucketTest, ARestartFindsWhatWasWritten) {
   EXPECT_EQ(second.state->owner()->epoch(), 2);
   ASSERT_THAT(second.Write("d"), IsOk());
   EXPECT_EQ(Found(), "abcd");
+}
+
+// A start reads the log while clients work, and goes on after an outage. More
+// objects than a reader reads ahead.
+TEST_F(StateBucketTest, AReaderGoesOnWhereTheStoreWentAway) {
+  Process first(&objects_, "a");
+  ASSERT_THAT(first.Start(), IsOk());
+  std::string written;
+  for (char letter = 'a'; letter <= 'z'; ++letter) {
+    written += letter;
+    ASSERT_THAT(first.Write(std::string(1, letter)), IsOk());
+  }
+  const auto reader = first.state->OpenLog(1).value();
+  std::string read;
+  for (const absl::Status& away :
+       {absl::UnavailableError("away"), absl::DeadlineExceededError("slow")}) {
+    read += (*reader->Next())->bytes;
+    {
+      MutexLock lock(&objects_.mu);
+      objects_.read_error = away;
+    }
+    // What was read ahead is there.
+    absl::StatusOr<std::optional<LogReader::Record>> next = reader->Next();
+    for (; next.ok(); next = reader->Next()) read += (*next)->bytes;
+    EXPECT_EQ(next.status(), away);
+    EXPECT_EQ(reader->Next().status(), away);
+    MutexLock lock(&objects_.mu);
+    objects_.read_error = absl::OkStatus();
+  }
+  while (true) {
+    while (!reader->IsReady(absl::Milliseconds(1))) {
+    }
+    const auto next = reader->Next();
+    ASSERT_THAT(next, IsOk());
+    if (!*next) break;
+    read += (*next)->bytes;
+  }
+  EXPECT_EQ(read, written);
+}
+
+TEST_F(StateBucketTest, AReaderSaysWhetherItWouldWait) {
+  Process first(&objects_, "a");
+  ASSERT_THAT(first.Start(), IsOk());
+  ASSERT_THAT(first.Write("a"), IsOk());
+  std::atomic<bool> held = true;
+  objects_.before = [&held](const std::string& what, const std::string&) {
+    while (what == "get" && held) std::this_thread::yield();
+  };
+  const auto reader = first.state->OpenLog(1).value();
+  EXPECT_FALSE(reader->IsReady(absl::Milliseconds(1)));
+  held = false;
+  EXPECT_TRUE(reader->IsReady(absl::Minutes(1)));
+  EXPECT_EQ((*reader->Next())->bytes, "a");
+  EXPECT_TRUE(reader->IsReady(absl::Minutes(1)));
+  EXPECT_THAT(reader->Next(), IsOkAndHolds(std::nullopt));
+}
+
+// A process that saw no answer to its beats does not try image after image.
+TEST_F(StateBucketTest, ImagesFailAtOnceWhileTheStoreDoesNotAnswer) {
+  Process first(&objects_, "a");
+  ASSERT_THAT(first.Start(), IsOk());
+  std::atomic<bool> away = false;
+  std::atomic<int> requests = 0;
+  objects_.fate = [&](const std::string& what, const std::string&) {
+    if (what != "swap") ++requests;
+    return away ? Fate::kRefused : Fate::kGood;
+  };
+  prometheus::Registry registry;
+  OwnerMetrics metrics(&registry);
+  first.state->StartBeats(&metrics);
+  const std::string name = first.state->NewImageName();
+  EXPECT_TRUE(first.state->answers());
+  ASSERT_THAT(first.state->CreateImage(name, {"bytes"}), IsOk());
+  away = true;
+  requests = 0;
+  const absl::Time limit = absl::Now() + absl::Minutes(1);
+  while (first.state->answers() && absl::Now() < limit) {
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  using absl::StatusCode::kUnavailable;
+  EXPECT_EQ(first.state->CreateImage("other", {"b"}).code(), kUnavailable);
+  EXPECT_EQ(first.state->OpenImage(name).status().code(), kUnavailable);
+  EXPECT_EQ(first.state->RemoveImage(name).code(), kUnavailable);
+  EXPECT_EQ(requests, 0);
+  away = false;
+  while (!first.state->answers() && absl::Now() < limit) {
+    absl::SleepFor(absl::Milliseconds(10));
+  }
+  EXPECT_THAT(first.state->OpenImage(name).status(), IsOk());
 }
 
 TEST_F(StateBucketTest, AnOwnerThatLivesIsLeftAlone) {

@@ -6,16 +6,18 @@ import http.client
 import json
 import time
 from collections.abc import Iterable
-from typing import Any
-
-from tinker_daemon import TinkerDaemon
+from typing import Any, Protocol
 
 HEADERS = {"Content-Type": "application/json"}
 TOKENS = [3, 17, 5, 42, 8, 30, 11, 2]
 
 
+class Server(Protocol):
+    url: str
+
+
 class RawClient:
-    def __init__(self, server: TinkerDaemon, key: str = "tml-any") -> None:
+    def __init__(self, server: Server, key: str = "tml-any") -> None:
         self._server = server
         self._headers = {**HEADERS, "X-API-Key": key}
 

@@ -63,16 +63,21 @@ void AdapterMover::ToDisk(const dispatch::Move& move) {
 void AdapterMover::FromDisk(const dispatch::Move& move) {
   const auto size = static_cast<int64_t>(
       context_.adapters.Facts(move.adapter).info.num_parameters);
+  if (context_.adapters.File(move.adapter).durable) reading_[move.id] = move;
   context_.PostIo(
       "", [this, move, size, bytes = context_.adapters.ImageBytes(move.adapter),
            file = context_.adapters.File(move.adapter),
            image = context_.adapters.Image(move.adapter)]() mutable {
-        absl::Status status = ReadTensors(context_, spill_, file, size, image);
+        absl::Status status = Read(file, size, image);
         context_.dispatcher.Post(
             [this, move, bytes, file, status = std::move(status),
              image = std::move(image)](const absl::Status& open) mutable {
               if (!open.ok()) return;
+              reading_.erase(move.id);
               if (!context_.dispatcher.adapters().IsUnderway(move)) return;
+              if (file.durable && IsStoreAway(context_, status)) {
+                return Postpone(move, status);
+              }
               if (status.ok()) {
                 status = context_.guard.Guarded("moving an adapter in", [&] {
                   context_.adapters.MoveToDevice(move.adapter, image);
@@ -84,12 +89,28 @@ void AdapterMover::FromDisk(const dispatch::Move& move) {
       });
 }
 
-absl::Status AdapterMover::Read(AdapterKey key,
+void AdapterMover::Postpone(const dispatch::Move& move,
+                            const absl::Status& status) {
+  dispatch::AdapterDesk& desk = context_.dispatcher.adapters();
+  Log(LogLevel::kWarning, "an adapter waits: the store does not answer",
+      {{"adapter", desk.NameOf(move.adapter)}, {"reason", status.message()}});
+  desk.PostponeMove(move);
+  context_.when_store_answers([&desk, move](const absl::Status& open) {
+    if (open.ok()) desk.ResumeMove(move.adapter);
+  });
+}
+
+void AdapterMover::GoOn() {
+  if (reading_.empty() || context_.state->answers()) return;
+  for (const auto& [id, move] : std::exchange(reading_, {})) {
+    if (!context_.dispatcher.adapters().IsUnderway(move)) continue;
+    Postpone(move, absl::UnavailableError("the store does not answer"));
+  }
+}
+
+absl::Status AdapterMover::Read(const ImageFile& file, int64_t size,
                                 lora::AdapterImage& image) const {
-  const auto size =
-      static_cast<int64_t>(context_.adapters.Facts(key).info.num_parameters);
-  return ReadTensors(context_, spill_, context_.adapters.File(key), size,
-                     image);
+  return ReadTensors(context_, spill_, file, size, image);
 }
 
 void AdapterMover::Finish(const dispatch::Move& move, uint64_t bytes,

@@ -4,6 +4,7 @@
 #define WEFT_SRC_ENGINE_ADAPTERS_ADAPTER_MOVER_H_
 
 #include <cstdint>
+#include <map>
 
 #include "absl/status/status.h"
 #include "src/base/files/spill_folder.h"
@@ -23,9 +24,14 @@ class AdapterMover {
   // I/O thread has written or read the file. If the adapter is removed
   // meanwhile, reports nothing.
   void Run(const dispatch::Move& move);
+  // If the store does not answer, lets the moves that read from it wait, so
+  // that other adapters get their slots. Call it between two pieces of work.
+  void GoOn();
   // Reads the image of an adapter on disk, which stays there. `image` is the
-  // adapter's (AdapterTable::Image), and gets its tensors. Blocks on the disk.
-  absl::Status Read(AdapterKey key, lora::AdapterImage& image) const;
+  // adapter's (AdapterTable::Image), and gets its tensors of `size` floats.
+  // Blocks on the disk. Threads: any.
+  absl::Status Read(const ImageFile& file, int64_t size,
+                    lora::AdapterImage& image) const;
   // Removes a spill file that is no longer needed. Does nothing to a file of
   // the state folder (ImageFile::durable).
   void RemoveFile(ImageFile file);
@@ -35,11 +41,15 @@ class AdapterMover {
   void InMemory(const dispatch::Move& move);
   void ToDisk(const dispatch::Move& move);
   void FromDisk(const dispatch::Move& move);
+  // Lets the move begin anew when the store answers.
+  void Postpone(const dispatch::Move& move, const absl::Status& status);
   void Finish(const dispatch::Move& move, uint64_t bytes,
               const absl::Status& status);
 
   const EngineContext& context_;
   const SpillFolder& spill_;
+  // The moves that read from the state, by Move::id.
+  std::map<uint64_t, dispatch::Move> reading_;
 };
 
 }  // namespace weft::engine

@@ -158,6 +158,16 @@ absl::StatusOr<int64_t> AdapterTable::CopyBytes(
          static_cast<int64_t>(sizeof(float) + in_compute);
 }
 
+lora::AdapterVersionPtr AdapterTable::Borrowed(
+    AdapterKey key, const std::string& snapshot) const {
+  const Entry& entry = entries_.at(key);
+  const absl::StatusOr<uint64_t> number = NumberOf(entry, snapshot);
+  if (!number.ok()) return nullptr;
+  return std::ranges::find(entry.image.versions, *number,
+                           &lora::VersionImage::number)
+      ->alive.lock();
+}
+
 absl::StatusOr<lora::AdapterVersionPtr> AdapterTable::Borrow(
     AdapterKey key, const std::string& snapshot,
     const lora::AdapterImage& image) {

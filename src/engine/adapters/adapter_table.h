@@ -75,6 +75,10 @@ class AdapterTable {
   // REQUIRES: as Borrow. Errors: NOT_FOUND.
   absl::StatusOr<int64_t> CopyBytes(AdapterKey key,
                                     const std::string& snapshot) const;
+  // Returns what Borrow has returned, if someone still has it; else null.
+  // REQUIRES: the adapter exists and is not on the device.
+  lora::AdapterVersionPtr Borrowed(AdapterKey key,
+                                   const std::string& snapshot) const;
   // Returns what Version returns, but on the host, for an adapter that is not
   // on the device and stays where it is. `image` is the adapter's, with its
   // tensors. If the version is alive already, returns it. Errors: NOT_FOUND.

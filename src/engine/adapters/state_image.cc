@@ -3,11 +3,14 @@
 #include <ATen/ATen.h>
 
 #include <array>
+#include <optional>
 
 #include "src/base/observe/log.h"
+#include "src/base/reason.h"
 #include "src/base/status_macros.h"
 #include "src/engine/device/compute_guard.h"
 #include "src/log/image.h"
+#include "src/store/object_store.h"
 
 namespace weft::engine {
 namespace {
@@ -41,9 +44,18 @@ absl::StatusOr<std::string> KeepState(const EngineContext& context,
   const absl::Status written = log::WriteImage(*context.state, image, blocks);
   if (!written.ok()) {
     context.recorder.DropImage(image);
-    return written;
+    if (!IsStoreAway(context, written)) return written;
+    return WithReason(absl::UnavailableError(written.message()),
+                      {.name = "STATE_STORE_UNREACHABLE", .values = {}});
   }
   return image;
+}
+
+bool IsStoreAway(const EngineContext& context, const absl::Status& status) {
+  if (context.options.state.empty() || status.ok()) return false;
+  const std::optional<Reason> reason = FindReason(status);
+  return store::IsAway(status) ||
+         (reason && reason->name == "CHECKPOINT_STORE_UNREACHABLE");
 }
 
 void DropState(const EngineContext& context, const std::string& image) {

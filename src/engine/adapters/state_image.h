@@ -22,10 +22,14 @@ namespace weft::engine {
 // the file's name. The caller must write the name to the log or pass it to
 // DropState. If `durability` is not kStep, or before Recorder::Start, writes no
 // file and returns an empty name. Errors: RESOURCE_EXHAUSTED (disk full) and
-// others of log::WriteImage.
+// others of log::WriteImage; UNAVAILABLE if the store does not answer.
 absl::StatusOr<std::string> KeepState(const EngineContext& context,
                                       Durability durability,
                                       const lora::AdapterState& state);
+
+// Returns whether an error of the state or of checkpoints says that the store
+// of --state does not answer, so that the same may succeed later. Threads: any.
+bool IsStoreAway(const EngineContext& context, const absl::Status& status);
 
 // Removes a file that no record will name. Does nothing for an empty name.
 void DropState(const EngineContext& context, const std::string& image);

@@ -9,8 +9,16 @@
 #include "src/base/clock.h"
 #include "src/base/files/failpoint.h"
 #include "src/base/files/file_io.h"
+#include "src/base/observe/log.h"
+#include "src/engine/adapters/state_image.h"
 
 namespace weft::engine {
+namespace {
+
+// A turn waits so long for a record from a store.
+constexpr absl::Duration kPatience = absl::Milliseconds(1);
+
+}  // namespace
 
 void LogReplay::Start(std::unique_ptr<log::LogReader> reader,
                       std::vector<log::AcceptedRecord> accepted,
@@ -56,6 +64,17 @@ void LogReplay::RunTurn() {
   if (advances_) Advance();
 }
 
+void LogReplay::Pass(const absl::Status& status,
+                     const std::function<void()>& again, const Next& next) {
+  if (!IsStoreAway(context_, status)) return next(status);
+  Log(LogLevel::kWarning,
+      "the replay of the log waits: the store does not answer",
+      {{"reason", status.message()}});
+  context_.when_store_answers([again, next](const absl::Status& open) {
+    open.ok() ? again() : next(open);
+  });
+}
+
 void LogReplay::ReadRecord() {
   // Later records were written by this process and are not replayed.
   if (reader_->next_sequence() >= report_.log.next_sequence) {
@@ -66,13 +85,21 @@ void LogReplay::ReadRecord() {
     Finish(ErrnoStatus(errno, "replaying the log"));
     return;
   }
+  // Others work meanwhile.
+  if (!reader_->IsReady(kPatience)) {
+    used_device_ = true;
+    advances_ = true;
+    return;
+  }
   const uint64_t before = reader_->read_bytes();
   const absl::StatusOr<std::optional<log::LogReader::Record>> bytes =
       reader_->Next();
   progress_->Add(static_cast<int64_t>(reader_->read_bytes() - before));
   context_.dispatcher.recovery().SetTimeLeft(progress_->TimeLeft());
   if (!bytes.ok()) {
-    Finish(bytes.status());
+    Pass(
+        bytes.status(), [this] { Advance(); },
+        [this](const absl::Status& status) { Finish(status); });
   } else if (*bytes) {
     ApplyRecord(**bytes);
   } else {
@@ -156,6 +183,19 @@ void LogReplay::WithAdapters(const std::vector<AdapterKey>& keys,
     for (const AdapterKey key : keys) Unpin(key);
     next(status);
   });
+}
+
+void LogReplay::FetchTeachers(const log::BatchRecord& batch, size_t first,
+                              const Next& ready) {
+  if (first == batch.slices.size()) return ready(absl::OkStatus());
+  const StepTask& step = begun_.at(batch.slices[first].work_id).step;
+  if (!trainer_.NeedsTeacher(step)) {
+    return FetchTeachers(batch, first + 1, ready);
+  }
+  trainer_.FetchTeacher(
+      step, [this, batch, first, ready](const absl::Status& fetched) {
+        fetched.ok() ? FetchTeachers(batch, first + 1, ready) : ready(fetched);
+      });
 }
 
 void LogReplay::BringIn(const std::vector<AdapterKey>& keys, size_t first,

@@ -71,6 +71,10 @@ class LogReplay {
   void Advance();
   void RunTurn();
   void ReadRecord();
+  // If the status says that the store does not answer, runs `again` when it
+  // does, otherwise `next` with the status.
+  void Pass(const absl::Status& status, const std::function<void()>& again,
+            const Next& next);
   void ApplyRecord(const log::LogReader::Record& bytes);
   // Lets clients use the adapters whose last record has this sequence number.
   // But an adapter that has accepted steps waits for the end of the replay:
@@ -105,6 +109,9 @@ class LogReplay {
                     const Next& next);
   void BringIn(const std::vector<AdapterKey>& keys, size_t first,
                const Next& ready);
+  // Gets the teachers of the batch that are in the store.
+  void FetchTeachers(const log::BatchRecord& batch, size_t first,
+                     const Next& ready);
 
   const EngineContext& context_;
   AdapterManager& manager_;

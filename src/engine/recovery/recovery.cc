@@ -8,17 +8,22 @@
 #include <utility>
 #include <vector>
 
+#include "absl/time/clock.h"
 #include "src/base/clock.h"
 #include "src/base/observe/log.h"
 #include "src/base/status_macros.h"
+#include "src/engine/adapters/state_image.h"
 #include "src/engine/recovery/restore_adapter.h"
 #include "src/log/way_out.h"
 
 namespace weft::engine {
 namespace {
 
-// Returns what the epochs of new adapters come after. An adapter's name may have
-// been that of one in another log, whose epochs must be others.
+// Between two tries of what the store did not do.
+constexpr absl::Duration kPause = absl::Seconds(1);
+
+// Returns what the epochs of new adapters come after. An adapter's name may
+// have been that of one in another log, whose epochs must be others.
 uint64_t EpochsOf(const EngineContext& context) {
   if (context.directory == nullptr) return 0;
   return static_cast<uint64_t>(context.directory->log()) << 40;
@@ -42,6 +47,12 @@ void RestoreNames(const EngineContext& context) {
     Log(LogLevel::kWarning, "the names of adapters could not be looked up",
         {{"reason", restored.message()}});
   });
+}
+
+absl::Status StatusOf(const absl::Status& status) { return status; }
+template <typename T>
+absl::Status StatusOf(const absl::StatusOr<T>& result) {
+  return result.status();
 }
 
 }  // namespace
@@ -77,20 +88,38 @@ absl::Status Recovery::failure() const {
   return ended_.HasBeenNotified() ? status_ : absl::OkStatus();
 }
 
+template <typename Work>
+auto Recovery::Repeat(const Work& work) const {
+  for (;; absl::SleepFor(kPause)) {
+    auto result = work();
+    const absl::Status status = StatusOf(result);
+    if (!IsStoreAway(context_, status) || !context_.state->failure().ok()) {
+      return result;
+    }
+    Log(LogLevel::kWarning, "a start waits: the store does not answer",
+        {{"reason", status.message()}});
+    context_.guard.PingWhenDue();
+  }
+}
+
 absl::StatusOr<std::unique_ptr<log::LogReader>> Recovery::Read(
     std::vector<log::AcceptedRecord>* accepted) {
-  WEFT_ASSIGN_OR_RETURN(log::Snapshot snapshot, ReadSnapshot(*context_.state));
-  WEFT_RETURN_IF_ERROR(CheckImages(context_, snapshot.adapters));
+  WEFT_ASSIGN_OR_RETURN(log::Snapshot snapshot,
+                        Repeat([&] { return ReadSnapshot(*context_.state); }));
+  WEFT_RETURN_IF_ERROR(
+      Repeat([&] { return CheckImages(context_, snapshot.adapters); }));
   for (const log::StoredAdapter& adapter : snapshot.adapters) {
     AddFromImage(context_, adapter, &snapshots_);
     ++report_.adapters;
   }
-  WEFT_ASSIGN_OR_RETURN(report_.log,
-                        ReadLog(*context_.state, snapshot,
-                                {.max_resident = static_cast<size_t>(
-                                     context_.options.max_resident_adapters)}));
-  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<log::LogReader> reader,
-                        context_.state->OpenLog(snapshot.first_sequence));
+  const log::LogReading reading = {.max_resident = static_cast<size_t>(
+                                       context_.options.max_resident_adapters)};
+  WEFT_ASSIGN_OR_RETURN(report_.log, Repeat([&] {
+                          return ReadLog(*context_.state, snapshot, reading);
+                        }));
+  WEFT_ASSIGN_OR_RETURN(
+      std::unique_ptr<log::LogReader> reader,
+      Repeat([&] { return context_.state->OpenLog(snapshot.first_sequence); }));
   dispatch::RecoveryDesk& desk = context_.dispatcher.recovery();
   desk.Reserve(report_.log.next_key,
                std::max(report_.log.last_epoch, EpochsOf(context_)),

@@ -68,6 +68,10 @@ class Recovery {
   // the log from the snapshot on, and sets `*accepted` to the snapshot's steps.
   absl::StatusOr<std::unique_ptr<log::LogReader>> Read(
       std::vector<log::AcceptedRecord>* accepted);
+  // Runs `work`, which reads the state, until the store answers. Nobody else
+  // has work for the engine thread before a start has read the log.
+  template <typename Work>
+  auto Repeat(const Work& work) const;
   absl::Status StartRecording(log::LogMetrics* metrics);
   void Finish(absl::Status status);
 

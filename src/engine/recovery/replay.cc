@@ -45,9 +45,12 @@ std::string EndOf(const absl::StatusOr<StepResult>& result) {
 void LogReplay::Apply(log::StoredAdapter& adapter, const Next& next) {
   if (adapter.image) {
     context_.recorder.AddImage(adapter.image->file, /*recorded=*/true);
-    ++report_.adapters;
-    next(RestoreFromImage(context_, adapter, &snapshots_));
-    return;
+    const absl::Status restored =
+        RestoreFromImage(context_, adapter, &snapshots_);
+    if (restored.ok()) ++report_.adapters;
+    return Pass(
+        restored, [this, adapter, next]() mutable { Apply(adapter, next); },
+        next);
   }
   ++report_.adapters;
   context_.dispatcher.adapters().WhenSlot(
@@ -131,8 +134,12 @@ void LogReplay::Apply(log::BatchRecord& batch, const Next& next) {
     }
     keys.push_back(step->second.step.adapter);
   }
-  WithAdapters(
-      keys, [this, batch = std::move(batch)] { return RunBatch(batch); }, next);
+  FetchTeachers(batch, 0,
+                [this, keys, batch, next](const absl::Status& status) {
+                  if (!status.ok()) return next(status);
+                  WithAdapters(
+                      keys, [this, batch] { return RunBatch(batch); }, next);
+                });
 }
 
 absl::Status LogReplay::RunBatch(const log::BatchRecord& batch) {
@@ -206,7 +213,7 @@ void LogReplay::Apply(log::LoadedRecord& loaded, const Next& next) {
   context_.recorder.AddImage(loaded.file, /*recorded=*/true);
   WithAdapters(
       {key},
-      [this, loaded = std::move(loaded)]() -> absl::Status {
+      [this, loaded]() -> absl::Status {
         const lora::Adapter* adapter = context_.adapters.Find(loaded.key);
         if (adapter == nullptr) return absl::OkStatus();
         WEFT_ASSIGN_OR_RETURN(lora::AdapterState state,
@@ -220,7 +227,11 @@ void LogReplay::Apply(log::LoadedRecord& loaded, const Next& next) {
                 loaded.key, loaded.step, loaded.digest, *loaded.request),
             state, loaded.last_step, loaded.file);
       },
-      next);
+      [this, loaded, next](const absl::Status& status) {
+        Pass(
+            status, [this, loaded, next]() mutable { Apply(loaded, next); },
+            next);
+      });
 }
 
 void LogReplay::Apply(log::ReleaseRecord& release, const Next& next) {

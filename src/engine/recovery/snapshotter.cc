@@ -3,7 +3,9 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <chrono>
 #include <iterator>
+#include <span>
 #include <utility>
 
 #include "absl/time/clock.h"
@@ -25,9 +27,6 @@ constexpr uint64_t kMaxBytesInFlight = uint64_t{1} << 30;
 constexpr int kMaxFilesInFlight = 2;
 constexpr absl::Duration kRetry = absl::Seconds(10);
 constexpr absl::Duration kLongestRoomPause = absl::Minutes(1);
-// The assumed speed of the disk. WorthLastSnapshot uses it to estimate how long
-// a last snapshot takes.
-constexpr double kDiskBytesPerSecond = 200e6;
 // If a replay takes longer than this, a last snapshot may take longer than the
 // replay, up to kLongestLastSnapshot. A slow stop is better than a slow start,
 // because clients wait for a start, but not for a stop.
@@ -37,12 +36,14 @@ constexpr absl::Duration kQuickReplay = absl::Seconds(5);
 // process.
 constexpr absl::Duration kLongestLastSnapshot = absl::Seconds(45);
 constexpr absl::Duration kPoll = absl::Milliseconds(1);
+constexpr std::chrono::milliseconds kStorePoll(100);
 
 }  // namespace
 
-bool WorthLastSnapshot(absl::Duration replay, uint64_t bytes) {
+bool WorthLastSnapshot(absl::Duration replay, uint64_t bytes,
+                       double bytes_per_second) {
   const absl::Duration writing =
-      absl::Seconds(static_cast<double>(bytes) / kDiskBytesPerSecond);
+      absl::Seconds(static_cast<double>(bytes) / bytes_per_second);
   return replay > writing ||
          (replay > kQuickReplay && writing <= kLongestLastSnapshot);
 }
@@ -52,7 +53,8 @@ bool Snapshotter::IsDue() const {
   const log::ReplayCost cost = context_.recorder.cost();
   // After a failure the dispatcher drops kept steps, which a snapshot would
   // lack then.
-  if (!context_.recorder.recording() || !context_.guard.failure().ok()) {
+  if (!context_.recorder.recording() || !context_.guard.failure().ok() ||
+      !context_.state->answers()) {
     return false;
   }
   if (!requests_.empty()) return true;
@@ -89,7 +91,7 @@ void Snapshotter::WriteLast() {
   const uint64_t bytes = ChangedBytes();
   if (phase_ == Phase::kIdle) {
     const absl::Duration replay = context_.recorder.cost().time;
-    if (!WorthLastSnapshot(replay, bytes)) return;
+    if (!WorthLastSnapshot(replay, bytes, BytesPerSecond())) return;
     Log(LogLevel::kInfo, "writing a last snapshot",
         {{"bytes", bytes}, {"saves_seconds", absl::ToDoubleSeconds(replay)}});
     Begin();
@@ -228,15 +230,32 @@ void Snapshotter::BeforeChange(AdapterKey key) {
   images_.erase(key);
 }
 
+double Snapshotter::BytesPerSecond() {
+  if (context_.options.state.empty()) return kDiskBytesPerSecond;
+  MutexLock lock(&mu_);
+  if (written_bytes_ == 0) return kStoreBytesPerSecond;
+  return static_cast<double>(written_bytes_) /
+         absl::ToDoubleSeconds(writing_time_);
+}
+
+bool Snapshotter::CountBytes(uint64_t bytes) {
+  MutexLock lock(&mu_);
+  while (bytes_in_flight_ > kMaxBytesInFlight && status_.ok()) {
+    written_.WaitFor(&mu_, kStorePoll);
+    if (!context_.state->answers()) {
+      status_ = absl::UnavailableError("the store does not answer");
+    }
+  }
+  if (!status_.ok()) return false;
+  bytes_in_flight_ += bytes;
+  ++files_in_flight_;
+  return true;
+}
+
 void Snapshotter::Copy(AdapterKey key) {
   pending_.erase(key);
   const uint64_t bytes = context_.adapters.ImageBytes(key);
-  {
-    MutexLock lock(&mu_);
-    while (bytes_in_flight_ > kMaxBytesInFlight) written_.Wait(&mu_);
-    bytes_in_flight_ += bytes;
-    ++files_in_flight_;
-  }
+  if (!CountBytes(bytes)) return;
   const ImageFile spilled = context_.adapters.File(key);
   // On a CPU the image shares the adapter's tensors, which may change before
   // the image is written.
@@ -272,11 +291,23 @@ void Snapshotter::Copy(AdapterKey key) {
 
 absl::Status Snapshotter::Write(const std::string& name, int64_t size,
                                 lora::AdapterImage& image,
-                                const ImageFile& spilled) const {
+                                const ImageFile& spilled) {
+  {
+    MutexLock lock(&mu_);
+    if (!status_.ok()) return status_;  // The snapshot has failed.
+  }
   if (!spilled.name.empty()) {
     WEFT_RETURN_IF_ERROR(ReadTensors(context_, spill_, spilled, size, image));
   }
-  return log::WriteImage(*context_.state, name, BlocksOf(image));
+  const std::vector<std::span<const float>> blocks = BlocksOf(image);
+  uint64_t bytes = 0;
+  for (const std::span<const float> block : blocks) bytes += block.size_bytes();
+  const absl::Time start = SteadyNow();
+  WEFT_RETURN_IF_ERROR(log::WriteImage(*context_.state, name, blocks));
+  MutexLock lock(&mu_);
+  written_bytes_ += bytes;
+  writing_time_ += SteadyNow() - start;
+  return absl::OkStatus();
 }
 
 void Snapshotter::Finish() {

@@ -30,12 +30,18 @@
 
 namespace weft::engine {
 
+// The speed of a local disk, as WorthLastSnapshot assumes it, and of a store of
+// which no write was measured.
+inline constexpr double kDiskBytesPerSecond = 200e6;
+inline constexpr double kStoreBytesPerSecond = 50e6;
+
 // Returns true if a process that is about to end should write a snapshot of
 // `bytes` bytes. Without this snapshot, the next start replays the log for the
 // time `replay`. The snapshot is worthwhile if the write is faster than the
 // replay, or if the replay is long and the write ends before a supervisor would
 // kill the process.
-bool WorthLastSnapshot(absl::Duration replay, uint64_t bytes);
+bool WorthLastSnapshot(absl::Duration replay, uint64_t bytes,
+                       double bytes_per_second = kDiskBytesPerSecond);
 
 class Snapshotter {
  public:
@@ -82,12 +88,19 @@ class Snapshotter {
   log::StoredAdapter Describe(AdapterKey key) const;
   log::ImageRecord RecordOf(AdapterKey key, const std::string& file,
                             const lora::AdapterImage& image) const;
+  // Returns the speed at which a last snapshot would be written.
+  double BytesPerSecond() ABSL_LOCKS_EXCLUDED(mu_);
+  // Waits while too many bytes are being written. Returns false, and counts
+  // none, if the snapshot has failed, or the store does not answer, so that it
+  // will fail.
+  bool CountBytes(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
   // Copies the adapter and posts the write of the copy.
   void Copy(AdapterKey key);
   // Writes the copy as an image file. If the adapter's tensors are in a spill
   // file, reads them from there first. Threads: the I/O thread.
   absl::Status Write(const std::string& name, int64_t size,
-                     lora::AdapterImage& image, const ImageFile& spilled) const;
+                     lora::AdapterImage& image, const ImageFile& spilled)
+      ABSL_LOCKS_EXCLUDED(mu_);
   void Finish();
   // Ends the requests of the running snapshot.
   void Answer(const absl::StatusOr<bool>& result);
@@ -121,6 +134,9 @@ class Snapshotter {
   uint64_t bytes_in_flight_ ABSL_GUARDED_BY(mu_) = 0;
   int files_in_flight_ ABSL_GUARDED_BY(mu_) = 0;
   absl::Status status_ ABSL_GUARDED_BY(mu_);
+  // These two are totals over all images that were written.
+  uint64_t written_bytes_ ABSL_GUARDED_BY(mu_) = 0;
+  absl::Duration writing_time_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace weft::engine

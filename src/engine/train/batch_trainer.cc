@@ -67,7 +67,17 @@ BatchTrainer::BatchTrainer(const EngineContext* context,
 
 dispatch::RunTrain BatchTrainer::Runnable(const dispatch::RunTrain& train) {
   dispatch::RunTrain runnable{.backward = train.backward};
+  std::map<AdapterKey, dispatch::RunTrain> later;
   for (const StepSlice& slice : train.slices) {
+    const AdapterKey adapter = slice.step.adapter;
+    // The steps of an adapter stay in order.
+    const bool behind =
+        adapter != AdapterKey::kBaseModel && later.contains(adapter);
+    if (behind ||
+        (!context_.recorder.replaying() && NeedsTeacher(slice.step))) {
+      later[adapter].slices.push_back(slice);
+      continue;
+    }
     absl::Status found = VersionOf(slice.step).status();
     found.Update(FindTeacher(slice));
     if (found.ok()) {
@@ -76,7 +86,45 @@ dispatch::RunTrain BatchTrainer::Runnable(const dispatch::RunTrain& train) {
       Fail(slice.step, found);
     }
   }
+  for (auto& [adapter, waiting] : later) {
+    waiting.backward = train.backward;
+    RunWithTeacher(std::move(waiting));
+  }
   return runnable;
+}
+
+bool BatchTrainer::NeedsTeacher(const StepTask& step) const {
+  const auto progress = progress_.find(step.id);
+  const bool found =
+      progress != progress_.end() && progress->second.teacher.has_value();
+  return !found && teachers_.NeedsFetch(step);
+}
+
+void BatchTrainer::FetchTeacher(
+    const StepTask& step,
+    const std::function<void(const absl::Status&)>& done) {
+  progress_.try_emplace(step.id);
+  teachers_.Fetch(
+      step, [this, id = step.id,
+             done](const absl::StatusOr<lora::AdapterVersionPtr>& version) {
+        const auto progress = progress_.find(id);
+        if (version.ok() && progress != progress_.end()) {
+          progress->second.fetched = *version;
+        }
+        done(version.status());
+      });
+}
+
+void BatchTrainer::RunWithTeacher(dispatch::RunTrain train) {
+  const StepTask step = train.slices.front().step;
+  FetchTeacher(step, [this, step, train = std::move(train)](
+                         const absl::Status& fetched) mutable {
+    // Without its progress the step is gone.
+    if (!fetched.ok() && progress_.contains(step.id)) {
+      Fail(step, fetched);
+    }
+    context_.dispatcher.steps().RunLater(std::move(train));
+  });
 }
 
 void BatchTrainer::Forget(uint64_t step_id) {

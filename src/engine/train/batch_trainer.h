@@ -38,6 +38,13 @@ class BatchTrainer {
   // Drops the progress of a request that will not complete.
   void Forget(uint64_t step_id);
 
+  // Returns whether the step needs a teacher that is in the store of --state.
+  // Run gets it first and then runs the step, but not in a replay of the log.
+  bool NeedsTeacher(const StepTask& step) const;
+  // Gets this teacher (TeacherFinder::Fetch), for Run.
+  void FetchTeacher(const StepTask& step,
+                    const std::function<void(const absl::Status&)>& done);
+
  private:
   // The results that a request's finished slices have produced so far.
   struct Progress {
@@ -46,13 +53,17 @@ class BatchTrainer {
     // The teacher, from the request's first slice on, so that all its data have
     // the same one. None if the loss has none.
     std::optional<FoundTeacher> teacher;
+    lora::AdapterVersionPtr fetched;  // Of FetchTeacher.
   };
   // The slices of a micro-batch, ready to run.
   struct MicroBatch;
 
-  // Fails the requests whose weights or teachers no longer exist. Returns the
-  // slices of the other requests.
+  // Fails the requests whose weights or teachers no longer exist, and lets wait
+  // those that need a teacher from the store. Returns the slices of the other
+  // requests.
   dispatch::RunTrain Runnable(const dispatch::RunTrain& train);
+  // Runs slices of one adapter when the first one has its teacher.
+  void RunWithTeacher(dispatch::RunTrain train);
   // Returns the weights with which a request runs; null for the base model
   // without an adapter. Errors: NOT_FOUND if the adapter no longer exists, or
   // lacks the snapshot that the request names.

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/base/clock.h"
+#include "src/base/observe/log.h"
 #include "src/base/observe/profile.h"
 #include "src/base/status_macros.h"
 #include "src/engine/adapters/adapter_table.h"
@@ -185,29 +186,57 @@ std::optional<absl::StatusOr<StepResult>> StepExecutor::OptimPart(
 void StepExecutor::Save(const StepTask& step,
                         const SaveCheckpointRequest& request) {
   const lora::Adapter& adapter = *context_.adapters.Find(step.adapter);
-  AdapterCopy copy{.config = adapter.config(),
-                   .last_step = step.last_step + (step.step > 0 ? 1 : 0)};
+  const auto copy = std::make_shared<AdapterCopy>(
+      AdapterCopy{.config = adapter.config(),
+                  .last_step = step.last_step + (step.step > 0 ? 1 : 0)});
   const absl::StatusOr<AdapterInfo> owner =
       context_.dispatcher.adapters().Info(request.adapter_id);
-  if (owner.ok()) copy.tenant = owner->tenant;
+  if (owner.ok()) copy->tenant = owner->tenant;
   const profile::Span span("copy state for a checkpoint");
   const absl::Status status = context_.guard.Guarded(
-      "SaveCheckpoint", [&] { copy.state = adapter.GetState(); });
+      "SaveCheckpoint", [&] { copy->state = adapter.GetState(); });
   if (!status.ok()) {
     Complete(step, status).IgnoreError();
     return;
   }
-  context_.PostIo(request.adapter_id, [this, step, request,
-                                       copy = std::move(copy)] {
+  Write(step, request, copy);
+}
+
+void StepExecutor::Write(const StepTask& step,
+                         const SaveCheckpointRequest& request,
+                         const std::shared_ptr<const AdapterCopy>& copy) {
+  context_.PostIo(request.adapter_id, [this, step, request, copy] {
     const absl::Time start = SteadyNow();
-    absl::StatusOr<CheckpointInfo> info = context_.files.Save(request, copy);
+    absl::StatusOr<CheckpointInfo> info = context_.files.Save(request, *copy);
     context_.probe.ObserveCheckpoint("save", info.ok(), SteadyNow() - start);
     context_.dispatcher.Post(
-        [this, step, info = std::move(info)](const absl::Status& open) mutable {
+        [this, step, request, copy,
+         info = std::move(info)](const absl::Status& open) mutable {
           if (!open.ok()) return;  // The step has already ended.
-          Complete(step, std::move(info)).IgnoreError();
+          const bool repeats = Repeats(
+              step, info.status(), [=, this] { Write(step, request, copy); });
+          if (!repeats) Complete(step, std::move(info)).IgnoreError();
         });
   });
+}
+
+bool StepExecutor::Repeats(const StepTask& step, const absl::Status& status,
+                           std::function<void()> again) {
+  const std::string adapter =
+      context_.dispatcher.adapters().NameOf(step.adapter);
+  // Nobody needs what a deleted adapter saves or loads.
+  if (step.step == 0 || adapter.empty() || !IsStoreAway(context_, status)) {
+    return false;
+  }
+  Log(LogLevel::kWarning, "a step waits: the store does not answer",
+      {{"adapter", adapter},
+       {"step", step.step},
+       {"reason", status.message()}});
+  context_.when_store_answers(
+      [again = std::move(again)](const absl::Status& open) {
+        if (open.ok()) again();
+      });
+  return true;
 }
 
 void StepExecutor::Load(const StepTask& step,
@@ -228,6 +257,9 @@ void StepExecutor::Load(const StepTask& step,
          loaded = std::move(loaded)](const absl::Status& open) mutable {
           if (!open.ok()) return;  // The step has already ended.
           absl::Status status = image.status();
+          if (Repeats(step, status, [=, this] { Load(step, request); })) {
+            return;
+          }
           if (status.ok()) {
             status = Install(step, request, *std::move(loaded), *image);
             if (!status.ok()) DropState(context_, *image);

@@ -5,7 +5,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 
@@ -59,6 +61,13 @@ class StepExecutor {
   absl::StatusOr<StepResult> End(const StepTask& step,
                                  absl::StatusOr<StepResult> result);
   void Save(const StepTask& step, const SaveCheckpointRequest& request);
+  void Write(const StepTask& step, const SaveCheckpointRequest& request,
+             const std::shared_ptr<const AdapterCopy>& copy);
+  // If the status says that the store does not answer, returns true, and runs
+  // `again` when it does: an accepted step neither fails nor stops because of
+  // it. Not for a step without a number, whose client calls again.
+  bool Repeats(const StepTask& step, const absl::Status& status,
+               std::function<void()> again);
   void Load(const StepTask& step, const LoadCheckpointRequest& request);
   // Does what SetState does. More errors: NOT_FOUND if the adapter no longer
   // exists; FAILED_PRECONDITION if the checkpoint's config has another shape

@@ -1,6 +1,7 @@
 #include "src/log/bucket/object_log.h"
 
 #include <chrono>
+#include <iterator>
 
 #include "absl/strings/str_cat.h"
 #include "src/base/clock.h"
@@ -87,11 +88,34 @@ void ObjectLogReader::ReadAhead() {
   }
 }
 
+void ObjectLogReader::ForgetComing() {
+  std::erase_if(forgotten_, [](const Coming& coming) {
+    return coming.wait_for(std::chrono::seconds(0)) ==
+           std::future_status::ready;
+  });
+  std::move(coming_.begin(), coming_.end(), std::back_inserter(forgotten_));
+  coming_.clear();
+  asked_ = read_;
+}
+
+bool ObjectLogReader::IsReady(absl::Duration patience) {
+  if (next_in_object_ < object_.records.size() || read_ == objects_.size()) {
+    return true;
+  }
+  ReadAhead();
+  return coming_.front().wait_for(absl::ToChronoNanoseconds(patience)) ==
+         std::future_status::ready;
+}
+
 absl::Status ObjectLogReader::ReadObject() {
   ReadAhead();
   const std::string& key = objects_[read_].key;
   absl::StatusOr<std::pair<LogObject, uint64_t>> object = coming_.front().get();
   coming_.pop_front();
+  if (store::IsAway(object.status())) {
+    ForgetComing();
+    return object.status();
+  }
   ++read_;
   WEFT_RETURN_IF_ERROR(object.status());
   read_bytes_ += object->second;

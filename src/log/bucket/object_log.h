@@ -36,6 +36,7 @@ class ObjectLogReader : public LogReader {
   ~ObjectLogReader() override;
 
   absl::StatusOr<std::optional<Record>> Next() override;
+  bool IsReady(absl::Duration patience) override;
   uint64_t next_sequence() const override { return next_sequence_; }
   uint64_t torn_bytes() const override { return 0; }
   absl::Status Repair() override { return absl::OkStatus(); }
@@ -51,14 +52,17 @@ class ObjectLogReader : public LogReader {
 
   absl::Status List(const LogKeys& keys, uint64_t first_place);
   void ReadAhead();
+  // Reads again what is or was read ahead, when it is asked for.
+  void ForgetComing();
   // Reads the next object, whose records Next then returns.
   absl::Status ReadObject();
 
   store::ObjectStore& store_;
   std::vector<store::ListedObject> objects_;
-  size_t asked_ = 0;           // Objects that are or were read ahead.
-  size_t read_ = 0;            // Objects that ReadObject has read.
-  std::deque<Coming> coming_;  // Those from `read_` to `asked_`.
+  size_t asked_ = 0;               // Objects that are or were read ahead.
+  size_t read_ = 0;                // Objects that ReadObject has read.
+  std::deque<Coming> coming_;      // Those from `read_` to `asked_`.
+  std::vector<Coming> forgotten_;  // Their destructors wait for the store.
   LogObject object_;
   size_t next_in_object_ = 0;
   uint64_t epoch_ = 0;  // The highest so far.

@@ -63,7 +63,10 @@ absl::Status TakeWhenFree(
 }
 
 HeartbeatThread::HeartbeatThread(LogOwner* owner, OwnerMetrics* metrics)
-    : owner_(*owner), metrics_(metrics), thread_([this] { Loop(); }) {}
+    : owner_(*owner),
+      metrics_(metrics),
+      last_(SteadyNow()),
+      thread_([this] { Loop(); }) {}
 
 HeartbeatThread::~HeartbeatThread() {
   {
@@ -74,10 +77,14 @@ HeartbeatThread::~HeartbeatThread() {
   thread_.join();
 }
 
+bool HeartbeatThread::store_answers() const {
+  MutexLock lock(&mu_);
+  return SteadyNow() - last_ < kStoreSilence;
+}
+
 void HeartbeatThread::Loop() {
   pthread_setname_np(pthread_self(), "weft-beat");
-  absl::Time last = SteadyNow();
-  absl::Time next = last + kBeatInterval;
+  absl::Time next = SteadyNow() + kBeatInterval;
   for (;;) {
     {
       MutexLock lock(&mu_);
@@ -89,9 +96,11 @@ void HeartbeatThread::Loop() {
     const absl::Time start = SteadyNow();
     next = start + kBeatInterval;
     // The log says when the store does not answer, so nothing is said here.
-    if (owner_.Beat().ok()) last = start;
+    const bool ok = owner_.Beat().ok();
     if (!owner_.fenced().ok()) return;
-    metrics_->beat_age_seconds.Set(absl::ToDoubleSeconds(SteadyNow() - last));
+    MutexLock lock(&mu_);
+    if (ok) last_ = start;
+    metrics_->beat_age_seconds.Set(absl::ToDoubleSeconds(SteadyNow() - last_));
   }
 }
 

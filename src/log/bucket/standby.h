@@ -31,6 +31,9 @@ inline constexpr absl::Duration kBeatInterval = absl::Seconds(2);
 inline constexpr absl::Duration kLookInterval = absl::Seconds(1);
 // An owner whose manifest does not change for this time counts as dead.
 inline constexpr absl::Duration kOwnerPatience = absl::Seconds(5);
+// A store that did not take a beat for this time does not answer. A beat takes
+// its own time, too.
+inline constexpr absl::Duration kStoreSilence = absl::Seconds(5);
 // A look that takes longer shows that the store does not answer.
 inline constexpr absl::Duration kLookPatience = absl::Seconds(2);
 
@@ -52,13 +55,17 @@ class HeartbeatThread {
   HeartbeatThread(const HeartbeatThread&) = delete;
   HeartbeatThread& operator=(const HeartbeatThread&) = delete;
 
+  // Returns whether the store took a beat lately. Threads: any.
+  bool store_answers() const ABSL_LOCKS_EXCLUDED(mu_);
+
  private:
   void Loop();
 
   LogOwner& owner_;
   OwnerMetrics* const metrics_;
-  Mutex mu_;
+  mutable Mutex mu_;
   CondVar changed_;
+  absl::Time last_ ABSL_GUARDED_BY(mu_);  // The latest beat.
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
   std::thread thread_;
 };

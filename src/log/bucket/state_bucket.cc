@@ -358,6 +358,16 @@ absl::Status StateBucket::failure() const {
   return owner_ == nullptr ? absl::OkStatus() : owner_->fenced();
 }
 
+bool StateBucket::answers() const {
+  return beats_ == nullptr || beats_->store_answers();
+}
+
+absl::Status StateBucket::CheckAnswers() const {
+  if (answers()) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat(store_->NameOf(""), " does not answer"));
+}
+
 absl::Status StateBucket::Release() {
   if (owner_ == nullptr) return absl::OkStatus();
   beats_.reset();
@@ -496,12 +506,14 @@ std::string StateBucket::NewImageName() {
 absl::Status StateBucket::CreateImage(
     const std::string& name, const std::vector<std::string_view>& pieces) {
   WEFT_RETURN_IF_ERROR(CheckPathPart(name));
+  WEFT_RETURN_IF_ERROR(CheckAnswers());
   return store::CreateOnce(*store_, keys_.Images() + name, pieces);
 }
 
 absl::StatusOr<std::unique_ptr<ImageReader>> StateBucket::OpenImage(
     const std::string& name) const {
   WEFT_RETURN_IF_ERROR(CheckPathPart(name));
+  WEFT_RETURN_IF_ERROR(CheckAnswers());
   auto image =
       std::make_unique<ObjectImageReader>(store_.get(), keys_.Images() + name);
   WEFT_RETURN_IF_ERROR(image->Open());
@@ -510,6 +522,7 @@ absl::StatusOr<std::unique_ptr<ImageReader>> StateBucket::OpenImage(
 
 absl::Status StateBucket::RemoveImage(const std::string& name) {
   WEFT_RETURN_IF_ERROR(CheckPathPart(name));
+  WEFT_RETURN_IF_ERROR(CheckAnswers());
   return store_->Delete(keys_.Images() + name);
 }
 

@@ -82,6 +82,7 @@ class StateBucket : public State {
 
   const std::string& model() const override { return model_; }
   absl::Status failure() const override;
+  bool answers() const override;
   absl::Status Release() override;
   absl::StatusOr<std::unique_ptr<LogReader>> OpenLog(
       uint64_t first_sequence) const override;
@@ -112,6 +113,9 @@ class StateBucket : public State {
   absl::Status CheckFormat(const std::optional<std::string>& model,
                            bool accept_change);
   absl::StatusOr<SnapshotPlace> Newest() const;
+  // Returns UNAVAILABLE unless answers(). Otherwise each of many images would
+  // hold its reader or writer until the time for one request is over.
+  absl::Status CheckAnswers() const;
   // Removes the objects below `prefix` that `removes` chooses.
   template <typename Removes>
   absl::Status RemoveIf(const std::string& prefix, const Removes& removes);
