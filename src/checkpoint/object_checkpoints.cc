@@ -53,27 +53,12 @@ absl::Status AsResult(const absl::Status& status) {
       {.name = kStoreUnreachable, .values = {}});
 }
 
-const absl::Status& StatusOf(const absl::Status& status) { return status; }
-template <typename T>
-const absl::Status& StatusOf(const absl::StatusOr<T>& value) {
-  return value.status();
-}
-
 absl::Status Exists(const CheckpointName& name) {
   return absl::AlreadyExistsError(
       absl::StrCat("\"", name.name, "\" exists already"));
 }
 
 }  // namespace
-
-template <typename Attempt>
-auto ObjectCheckpoints::Patiently(const Attempt& attempt) const {
-  const absl::Time until = SteadyNow() + patience_;
-  for (;;) {
-    auto result = attempt();
-    if (!IsUnreachable(StatusOf(result)) || SteadyNow() >= until) return result;
-  }
-}
 
 absl::Status ObjectCheckpoints::Write(const CheckpointName& name,
                                       const DurableFolder& folder,
@@ -86,11 +71,19 @@ absl::Status ObjectCheckpoints::Write(const CheckpointName& name,
   for (const auto& [file, contents] : folder.files) {
     manifest.files.push_back(DescribeFile(file, contents));
   }
-  const absl::Status written = Patiently([&] {
-    return AsResult(WriteObjects(name, folder, manifest, overwrite));
-  });
-  // If the store is away, the manifest may be there, or come.
-  if (!written.ok() && !IsUnreachable(written)) RemoveFiles(name, manifest);
+  const absl::Status written =
+      AsResult(WriteObjects(name, folder, manifest, overwrite));
+  std::vector<FolderManifest>& unsure = unsure_[ManifestKey(name)];
+  if (IsUnreachable(written)) {
+    unsure.push_back(std::move(manifest));
+    return written;
+  }
+  if (!written.ok()) RemoveFiles(name, manifest);
+  if (written.ok()) {
+    for (const FolderManifest& earlier : unsure) RemoveFiles(name, earlier);
+    unsure.clear();
+  }
+  if (unsure.empty()) unsure_.erase(ManifestKey(name));
   return written;
 }
 
@@ -101,9 +94,8 @@ absl::Status ObjectCheckpoints::WriteObjects(const CheckpointName& name,
   absl::StatusOr<Stored> before = ReadManifest(name);
   if (absl::IsNotFound(before.status())) {
     before = Stored();
-  } else if (before.ok() && before->manifest.place == manifest.place) {
-    return absl::OkStatus();  // The answer to an earlier try was lost.
-  } else if (!overwrite && !IsUnreachable(before.status())) {
+  } else if (!overwrite && !IsUnreachable(before.status()) &&
+             !IsUnsure(name, before)) {
     return Exists(name);
   }
   WEFT_RETURN_IF_ERROR(before.status());
@@ -114,6 +106,14 @@ absl::Status ObjectCheckpoints::WriteObjects(const CheckpointName& name,
   WEFT_RETURN_IF_ERROR(WriteManifest(name, manifest, *before));
   RemoveFiles(name, before->manifest);
   return absl::OkStatus();
+}
+
+bool ObjectCheckpoints::IsUnsure(const CheckpointName& name,
+                                 const absl::StatusOr<Stored>& found) const {
+  const auto unsure = unsure_.find(ManifestKey(name));
+  if (!found.ok() || unsure == unsure_.end()) return false;
+  return std::ranges::find(unsure->second, found->manifest.place,
+                           &FolderManifest::place) != unsure->second.end();
 }
 
 std::string ObjectCheckpoints::PlacePrefix() const {
@@ -181,11 +181,6 @@ FileSource ObjectCheckpoints::FileOf(const CheckpointName& name,
 
 absl::StatusOr<DurableFolder> ObjectCheckpoints::Read(
     const CheckpointName& name) const {
-  return Patiently([&] { return ReadObjects(name); });
-}
-
-absl::StatusOr<DurableFolder> ObjectCheckpoints::ReadObjects(
-    const CheckpointName& name) const {
   WEFT_ASSIGN_OR_RETURN(Stored stored, ReadManifest(name));
   DurableFolder folder;
   for (const FolderManifest::File& file : stored.manifest.files) {
@@ -218,8 +213,7 @@ absl::StatusOr<OpenedFolder> ObjectCheckpoints::Open(
 
 absl::StatusOr<nlohmann::json> ObjectCheckpoints::ReadFields(
     const CheckpointName& name) const {
-  WEFT_ASSIGN_OR_RETURN(Stored stored,
-                        Patiently([&] { return ReadManifest(name); }));
+  WEFT_ASSIGN_OR_RETURN(Stored stored, ReadManifest(name));
   return std::move(stored.manifest.fields);
 }
 
@@ -281,12 +275,14 @@ void ObjectCheckpoints::RemoveFiles(const CheckpointName& name,
   }
 }
 
-bool ObjectCheckpoints::IsEarlier(std::string_view place) const {
+bool ObjectCheckpoints::IsEarlier(const std::string& place) const {
   const std::string prefix = PlacePrefix();
   uint64_t epoch = 0;
-  if (!place.starts_with(prefix)) return false;
-  place.remove_prefix(prefix.size());
-  return absl::SimpleAtoi(place.substr(0, place.find('-')), &epoch) &&
+  return place.starts_with(prefix) &&
+         absl::SimpleAtoi(
+             place.substr(prefix.size(),
+                          place.find('-', prefix.size()) - prefix.size()),
+             &epoch) &&
          epoch < epoch_;
 }
 
@@ -345,7 +341,7 @@ void ObjectCheckpoints::Sweep() {
 void ObjectCheckpoints::PutOffSweep(const absl::Status& error) {
   Log(LogLevel::kWarning, "files of interrupted saves stay for a while",
       {{"reason", error.message()}});
-  sweep_at_ = SteadyNow() + patience_;
+  sweep_at_ = SteadyNow() + sweep_after_;
 }
 
 absl::Status ObjectCheckpoints::SweepPlace(const Place& place) {
@@ -367,12 +363,8 @@ absl::StatusOr<std::vector<ListedCheckpoint>> ObjectCheckpoints::List(
   const std::string prefix =
       absl::StrCat(kManifests, adapter_id, is_prefix ? "" : "/");
   const absl::StatusOr<std::vector<store::ListedObject>> objects =
-      Patiently([&]() -> absl::StatusOr<std::vector<store::ListedObject>> {
-        auto listed = store_.List(prefix, "", store::kAllObjects);
-        if (listed.ok()) return listed;
-        return AsResult(listed.status());
-      });
-  WEFT_RETURN_IF_ERROR(objects.status());
+      store_.List(prefix, "", store::kAllObjects);
+  WEFT_RETURN_IF_ERROR(AsResult(objects.status()));
   std::vector<ListedCheckpoint> found;
   for (const store::ListedObject& object : *objects) {
     const std::vector<std::string> parts = PartsAfter(kManifests, object.key);

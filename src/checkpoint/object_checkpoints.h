@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <future>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,22 +33,18 @@ class ObjectCheckpoints : public CheckpointFiles {
   // both, so the names of places are this object's own. `check_owner` asks the
   // store whether the owner still has the log; it is called before a checkpoint
   // changes.
-  // `store` outlives the object and the files that Open returns. A step that
-  // has been accepted waits for a store that is away, and new ones are refused
-  // meanwhile: Write, Read, ReadFields and List wait for `patience`. Sweep
-  // begins after `sweep_after`, because until then an earlier owner that was
-  // slow may write a manifest. One that was frozen for longer would name files
-  // that are gone.
+  // `store` outlives the object and the files that Open returns. Sweep begins
+  // after `sweep_after`, because until then an earlier owner that was slow may
+  // write a manifest. One that was frozen for longer would name files that are
+  // gone.
   ObjectCheckpoints(store::ObjectStore* store, uint64_t log, uint64_t epoch,
                     std::function<absl::Status()> check_owner,
-                    absl::Duration patience = absl::Seconds(15),
                     absl::Duration sweep_after = absl::Minutes(10))
       : store_(*store),
         log_(log),
         epoch_(epoch),
         check_owner_(std::move(check_owner)),
-        patience_(patience),
-        sweep_at_(SteadyNow() + sweep_after) {}
+        sweep_after_(sweep_after) {}
 
   void Sweep() override;
   absl::Status Write(const CheckpointName& name, const DurableFolder& folder,
@@ -75,7 +72,7 @@ class ObjectCheckpoints : public CheckpointFiles {
   };
   using Places = std::vector<Place>;
 
-  // Tries once to write the files and `manifest`, which describes them.
+  // Writes the files and `manifest`, which describes them.
   absl::Status WriteObjects(const CheckpointName& name,
                             const DurableFolder& folder,
                             const FolderManifest& manifest, bool overwrite);
@@ -89,12 +86,12 @@ class ObjectCheckpoints : public CheckpointFiles {
   // Returns a file that `manifest` describes. Reads nothing.
   FileSource FileOf(const CheckpointName& name, const FolderManifest& manifest,
                     const FolderManifest::File& file) const;
-  absl::StatusOr<DurableFolder> ReadObjects(const CheckpointName& name) const;
-  // Returns what `attempt` returns, and tries again while the store is away.
-  template <typename Attempt>
-  auto Patiently(const Attempt& attempt) const;
+  // Returns whether a write of this object, which the store has not answered,
+  // has made what was found.
+  bool IsUnsure(const CheckpointName& name,
+                const absl::StatusOr<Stored>& found) const;
   // Returns whether an earlier owner of the log has made the place.
-  bool IsEarlier(std::string_view place) const;
+  bool IsEarlier(const std::string& place) const;
   // Returns the earlier owners' places that perhaps no manifest names.
   // Threads: any.
   absl::StatusOr<Places> FindSuspects() const;
@@ -111,10 +108,14 @@ class ObjectCheckpoints : public CheckpointFiles {
   const uint64_t log_;
   const uint64_t epoch_;
   const std::function<absl::Status()> check_owner_;
-  const absl::Duration patience_;
+  const absl::Duration sweep_after_;
+  // Writes of this object that the store has not answered: their manifests may
+  // be there, or come. By the key of the manifest.
+  std::map<std::string, std::vector<FolderManifest>> unsure_;
   uint64_t num_places_ = 0;
-  absl::Time sweep_at_;  // Sweep does nothing before.
-  Places suspects_;      // What Sweep has found and not checked yet.
+  absl::Time sweep_at_ =
+      SteadyNow() + sweep_after_;  // Sweep does nothing before.
+  Places suspects_;                // What Sweep has found and not checked yet.
   std::future<absl::StatusOr<Places>> finding_;  // Ends before the others.
 };
 
