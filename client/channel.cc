@@ -15,8 +15,9 @@ grpc::ChannelArguments Arguments() {
   // The client does not limit the size of messages. The server does.
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetMaxSendMessageSize(-1);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 60'000);
-  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20'000);
+  // A machine that dies says nothing, and another may have its state in seconds.
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 15'000);
+  arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2'000);
   // gRPC takes it for the time limit of a connection, too. Another address may

@@ -134,9 +134,10 @@ void Route::Leave(const std::string& asked) {
       ++place;
     }
   }
-  if (owner_ == asked) {
+  // Also after an owner: whoever named it may name it for ever, as one does that
+  // knows it by an address which leads nowhere from here.
+  if (Target() == asked) {
     owner_.clear();
-  } else if (Target() == asked) {
     place_ = (place_ + 1) % addresses_.size();
   }
 }

@@ -106,6 +106,11 @@ class UnaryCall final
   }
 
  private:
+  bool IsCancelled() ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    return cancelled_;
+  }
+
   void StartLater(absl::Time when) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     // The alarm that runs this call cannot be set again.
     alarm_ = grpc::Alarm();
@@ -127,6 +132,12 @@ class UnaryCall final
       return;
     }
     Failure failure = ReadFailure(status, *context_);
+    if (absl::IsCancelled(failure.status) && !failure.from_server &&
+        !IsCancelled()) {
+      // No service has said so: gRPC cut the call off because the server's
+      // process ends.
+      failure.status = absl::UnavailableError(failure.status.message());
+    }
     if (failure.retry_after || !absl::IsUnavailable(failure.status)) {
       NoteAnswer();
     }

@@ -251,7 +251,17 @@ def test_an_answer_that_comes_late_changes_nothing() -> None:
     assert route.target() == "c:1"
     route.leave("c:1")
     route.leave("c:1")
-    assert route.target() == "a:1"
+    assert route.target() == "b:1"
+
+
+def test_an_owner_that_cannot_be_reached_where_it_says_may_be_in_the_list(
+    servers: MovingServers,
+) -> None:
+    servers.owner = 1
+    servers.beliefs = {0: "owner-of-nothing.invalid:5"}
+    with client_of(*servers.targets[:2]) as client:
+        client.info()
+    assert servers.asked[-1] == 1
 
 
 def test_each_address_of_a_list_is_checked() -> None:

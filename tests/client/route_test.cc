@@ -244,7 +244,7 @@ TEST_F(RouteTest, AnAnswerThatComesLateChangesNothing) {
   EXPECT_EQ(route->target(), "c:5");
   route->Leave("c:5");
   route->Leave("c:5");
-  EXPECT_EQ(route->target(), "a:5");
+  EXPECT_EQ(route->target(), "b:5");
 }
 
 TEST_F(RouteTest, CallsForEachAdapterGoToItsOwnerAfterTheFirst) {

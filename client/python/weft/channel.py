@@ -23,8 +23,9 @@ Options = list[tuple[str, int | str]]
 OPTIONS: Options = [
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
-    ("grpc.keepalive_time_ms", 60_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
+    # A machine that dies says nothing, and another may have its state in seconds.
+    ("grpc.keepalive_time_ms", 15_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     # gRPC takes it for the time limit of a connection, too.
     ("grpc.min_reconnect_backoff_ms", 2_500),

@@ -107,9 +107,10 @@ class Route:
             if asked in self._adapters.values():
                 kept = {key: at for key, at in self._adapters.items() if at != asked}
                 self._adapters = kept
-            if self._owner == asked:
+            # Also after an owner: whoever named it may name it for ever, as one does
+            # that knows it by an address which leads nowhere from here.
+            if self._target() == asked:
                 self._owner = None
-            elif self._target() == asked:
                 self._place = (self._place + 1) % len(self._addresses)
 
     def restart(self, adapter_id: str) -> None:
