@@ -93,6 +93,14 @@ TEST_F(ClientTest, ReplaysAStepWhoseReplyWasLost) {
   EXPECT_THAT(server_.engine().seen().applied, ElementsAre(Pair(kTrain, 1)));
 }
 
+TEST_F(ClientTest, RepeatsWhatGrpcCutsOffAsTheServerEnds) {
+  const auto adapter = Create();
+  server_.wire().LoseReply(kTrain, {grpc::StatusCode::CANCELLED, "CANCELLED"});
+  const auto reply = Train(*adapter).get();
+  ASSERT_TRUE(reply.ok()) << reply.status();
+  EXPECT_TRUE(reply->replayed);
+}
+
 TEST_F(ClientTest, RepeatsRequestsOnWholeAdaptersOnlyWithANumber) {
   Create();
   v1::SaveCheckpointRequest save;

@@ -128,6 +128,7 @@ grpc::Status WireFaults::Sending(const std::string& rpc,
       std::ranges::find(lost_, rpc, [](const auto& l) { return l.first; });
   if (status.ok() && lost != lost_.end()) {
     sent = lost->second;
+    trailers->erase("weft-trace-id");  // What gRPC itself says has none.
     lost_.erase(lost);
   }
   if (sent.ok()) return sent;

@@ -757,10 +757,9 @@ TEST_F(AdapterIoTest, ATimeToLiveCountsFromNowAlsoIfTheClockWasSetBack) {
 class StoredAdapterIoTest : public AdapterIoTest {
  protected:
   AdapterIo Io() {
-    return {
-        std::make_unique<checkpoint::ObjectCheckpoints>(
-            &store_, 1, [] { return absl::OkStatus(); }, absl::ZeroDuration()),
-        kBase, absl::ZeroDuration()};
+    return {std::make_unique<checkpoint::ObjectCheckpoints>(
+                &store_, 0, 1, [] { return absl::OkStatus(); }),
+            kBase, absl::ZeroDuration()};
   }
   static absl::Status Save(AdapterIo& io, const SaveCheckpointRequest& save) {
     return io.Save(save, CopyOf({.rank = 2, .alpha = 3})).status();
