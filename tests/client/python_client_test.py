@@ -540,7 +540,6 @@ def test_base_model_forward_has_no_step(client: weft.Client) -> None:
         (Code.UNAVAILABLE, weft.Unavailable),
         (Code.DATA_LOSS, weft.DataLoss),
         (Code.DEADLINE_EXCEEDED, weft.DeadlineExceeded),
-        (Code.CANCELLED, weft.Cancelled),
         (Code.UNKNOWN, weft.WeftError),
     ],
 )
@@ -555,6 +554,12 @@ def test_codes_become_classes(
         client.info()
     assert caught.value.code == code.name
     assert type(caught.value) is error
+
+
+def test_what_grpc_cuts_off_may_be_repeated(server: FakeWeftd) -> None:
+    with weft.Client(server.target) as client:
+        server.lose_reply("GetInfo", Code.CANCELLED, "CANCELLED")
+        client.info()
 
 
 def test_deadline_bounds_a_gap(server: FakeWeftd, client: weft.Client) -> None:
