@@ -108,7 +108,9 @@ absl::Status CheckEmpty(store::ObjectStore& store) {
                         store.List("", "", kSome));
   for (const store::ListedObject& object : objects) {
     if (absl::StartsWith(object.key, store::kProbePrefix)) continue;
-    if (LogOfManifest(object.key) || absl::StartsWith(object.key, kFirstLog)) {
+    WEFT_ASSIGN_OR_RETURN(const std::vector<store::ListedObject> owners,
+                          store.List(kOwnersPrefix, "", kSome));
+    if (!owners.empty() || absl::StartsWith(object.key, kFirstLog)) {
       return absl::DataLossError(absl::StrCat(
           store.NameOf(kFormat), " is missing, and ", object.key,
           " is there: somebody has deleted it, or a copy has not ended"));
