@@ -15,7 +15,7 @@ grpc::ChannelArguments Arguments() {
   // The client does not limit the size of messages. The server does.
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetMaxSendMessageSize(-1);
-  // A machine that dies says nothing, and another may have its state in seconds.
+  // A machine that dies says nothing, and another has its state in seconds.
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 15'000);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);

@@ -134,8 +134,8 @@ void Route::Leave(const std::string& asked) {
       ++place;
     }
   }
-  // Also after an owner: whoever named it may name it for ever, as one does that
-  // knows it by an address which leads nowhere from here.
+  // Also after an owner: whoever named it may name it for ever, as one does
+  // that knows it by an address which leads nowhere from here.
   if (Target() == asked) {
     owner_.clear();
     place_ = (place_ + 1) % addresses_.size();

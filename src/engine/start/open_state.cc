@@ -102,12 +102,16 @@ absl::Status TakeState(const EngineOptions& options,
   const log::Instance self = {.name = options.instance,
                               .process = RandomName(),
                               .address = options.advertise_address};
+  bool waited = false;
   const absl::Status taken =
       log::TakeWhenFree(bucket, options.logs, self, &opened->metrics->owner,
-                        [&on_standby](const log::Manifest& seen) {
+                        [&](const log::Manifest& seen) {
+                          waited = true;
                           on_standby(seen.owner.address);
                         });
   WEFT_RETURN_IF_ERROR(log::WithWayOut(taken, options));
+  // The one that was named has the state no more.
+  if (waited) on_standby("");
   return OpenRunning(options, bucket->owner()->keys().log, opened);
 }
 
