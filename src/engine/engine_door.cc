@@ -27,8 +27,9 @@ constexpr int64_t kTargetsOfOneRow = 64;
 constexpr int64_t kCallsOfMicroBatch = int64_t{32} << 10;
 constexpr int64_t kValuesOfMicroBatch = int64_t{32} << 20;
 
-// A step that ran when this many processes ended does not run again.
-constexpr uint64_t kMaxEnds = 2;
+// A step that ran when this many processes ended does not run again. Two may
+// have been killed by chance, where machines may die.
+constexpr uint64_t kMaxEnds = 3;
 
 // Returns LossGraph::num_calls. Reads the graph of a step from the log for it.
 int64_t CallsOf(const CustomLoss& loss) {

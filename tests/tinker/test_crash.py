@@ -154,7 +154,7 @@ def end_while_it_runs(tinker: TinkerDaemon) -> None:
     tinker.server.kill()
 
 
-def test_a_step_that_ends_the_server_twice_is_set_aside(tmp_path: Path) -> None:
+def test_a_step_that_ends_the_server_three_times_is_set_aside(tmp_path: Path) -> None:
     with TinkerDaemon(tmp_path) as tinker:
         client = RawClient(tinker)
         models = [client.model(client.session()) for _ in range(2)]
@@ -162,7 +162,7 @@ def test_a_step_that_ends_the_server_twice_is_set_aside(tmp_path: Path) -> None:
         fatal = client.train(models[0], 1, data=long * 5)
         step = client.step(models[0], 2)
         other = client.train(models[1], 1)
-        for _ in range(2):
+        for _ in range(3):
             end_while_it_runs(tinker)
             tinker.server.start()
         failure = client.result(fatal)
