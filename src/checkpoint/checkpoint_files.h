@@ -10,6 +10,7 @@
 #define WEFT_SRC_CHECKPOINT_CHECKPOINT_FILES_H_
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -66,6 +67,12 @@ class CheckpointFiles {
   virtual absl::Status ReplaceFields(const CheckpointName& name,
                                      const nlohmann::json& fields) = 0;
   virtual absl::Status Remove(const CheckpointName& name) = 0;
+
+  // Removes the checkpoint if `still` accepts its fields as they are now.
+  // Returns ABORTED otherwise: another process has changed it.
+  virtual absl::Status RemoveIf(
+      const CheckpointName& name,
+      const std::function<bool(const nlohmann::json& fields)>& still);
 
   // Returns the fields of each, in order. May be faster than ReadFields.
   virtual std::vector<absl::StatusOr<nlohmann::json>> ReadFieldsOf(

@@ -22,6 +22,14 @@ bool IsUnreachable(const absl::Status& status) {
   return reason && reason->name == kStoreUnreachable;
 }
 
+absl::Status CheckpointFiles::RemoveIf(
+    const CheckpointName& name,
+    const std::function<bool(const nlohmann::json& fields)>& still) {
+  WEFT_ASSIGN_OR_RETURN(const nlohmann::json fields, ReadFields(name));
+  if (!still(fields)) return absl::AbortedError("it has changed");
+  return Remove(name);
+}
+
 std::vector<absl::StatusOr<nlohmann::json>> CheckpointFiles::ReadFieldsOf(
     const std::vector<CheckpointName>& names) const {
   std::vector<absl::StatusOr<nlohmann::json>> fields;

@@ -26,6 +26,8 @@ constexpr uint64_t kPieceBytes = 8 << 20;
 constexpr size_t kAtOnce = 16;
 // The places that one call of Sweep checks, in up to seven requests each.
 constexpr size_t kSweptAtOnce = 4;
+// A checkpoint that changes while it is read is read so often.
+constexpr int kReads = 3;
 
 std::string ManifestKey(const CheckpointName& name) {
   return absl::StrCat(kManifests, name.adapter_id, "/", name.name);
@@ -182,18 +184,31 @@ FileSource ObjectCheckpoints::FileOf(const CheckpointName& name,
 absl::StatusOr<DurableFolder> ObjectCheckpoints::Read(
     const CheckpointName& name) const {
   WEFT_ASSIGN_OR_RETURN(Stored stored, ReadManifest(name));
+  for (int tries = 1;; ++tries) {
+    absl::StatusOr<DurableFolder> folder = ReadFiles(name, stored.manifest);
+    if (folder.ok() || IsUnreachable(folder.status()) || tries == kReads) {
+      return folder;
+    }
+    // The owner of another log may have replaced the checkpoint meanwhile.
+    WEFT_ASSIGN_OR_RETURN(Stored now, ReadManifest(name));
+    if (now.etag == stored.etag) return folder;
+    stored = std::move(now);
+  }
+}
+
+absl::StatusOr<DurableFolder> ObjectCheckpoints::ReadFiles(
+    const CheckpointName& name, const FolderManifest& manifest) const {
   DurableFolder folder;
-  for (const FolderManifest::File& file : stored.manifest.files) {
+  for (const FolderManifest::File& file : manifest.files) {
     std::string contents;
     const auto keep = [&contents](const std::string& piece) {
       contents += piece;
     };
-    WEFT_RETURN_IF_ERROR(
-        AsResult(CheckFile(FileOf(name, stored.manifest, file), name.name, file,
-                           kPieceBytes, keep)));
+    WEFT_RETURN_IF_ERROR(AsResult(CheckFile(
+        FileOf(name, manifest, file), name.name, file, kPieceBytes, keep)));
     folder.files.emplace_back(file.name, std::move(contents));
   }
-  folder.fields = std::move(stored.manifest.fields);
+  folder.fields = manifest.fields;
   return folder;
 }
 
@@ -248,10 +263,19 @@ absl::Status ObjectCheckpoints::ReplaceFields(const CheckpointName& name,
 }
 
 absl::Status ObjectCheckpoints::Remove(const CheckpointName& name) {
+  return RemoveIf(name, [](const nlohmann::json&) { return true; });
+}
+
+absl::Status ObjectCheckpoints::RemoveIf(
+    const CheckpointName& name,
+    const std::function<bool(const nlohmann::json&)>& still) {
   const absl::StatusOr<Stored> stored = ReadManifest(name);
   // What is damaged can be removed, too.
   if (!stored.ok() && !absl::IsDataLoss(stored.status())) {
     return stored.status();
+  }
+  if (stored.ok() && !still(stored->manifest.fields)) {
+    return absl::AbortedError("it has changed");
   }
   WEFT_RETURN_IF_ERROR(AsResult(check_owner_()));
   const std::string key = ManifestKey(name);

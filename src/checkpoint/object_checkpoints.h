@@ -56,6 +56,9 @@ class ObjectCheckpoints : public CheckpointFiles {
   absl::Status ReplaceFields(const CheckpointName& name,
                              const nlohmann::json& fields) override;
   absl::Status Remove(const CheckpointName& name) override;
+  absl::Status RemoveIf(
+      const CheckpointName& name,
+      const std::function<bool(const nlohmann::json&)>& still) override;
   std::vector<absl::StatusOr<nlohmann::json>> ReadFieldsOf(
       const std::vector<CheckpointName>& names) const override;
   absl::StatusOr<std::vector<ListedCheckpoint>> List(
@@ -83,6 +86,8 @@ class ObjectCheckpoints : public CheckpointFiles {
   absl::Status WriteManifest(const CheckpointName& name,
                              const FolderManifest& manifest,
                              const Stored& before);
+  absl::StatusOr<DurableFolder> ReadFiles(const CheckpointName& name,
+                                          const FolderManifest& manifest) const;
   // Returns a file that `manifest` describes. Reads nothing.
   FileSource FileOf(const CheckpointName& name, const FolderManifest& manifest,
                     const FolderManifest::File& file) const;

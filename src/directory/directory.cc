@@ -15,6 +15,7 @@ namespace {
 constexpr char kEntries[] = "adapters/";
 constexpr uint64_t kMaxEntryBytes = 4096;
 constexpr char kLog[] = "log";
+constexpr char kAway[] = "the store of the adapters' names does not answer";
 
 std::string KeyOf(const std::string& adapter_id) {
   return absl::StrCat(kEntries, adapter_id);
@@ -24,48 +25,71 @@ std::string KeyOf(const std::string& adapter_id) {
 absl::Status AsAnswer(const absl::Status& status) {
   if (absl::IsAborted(status)) return absl::UnavailableError(status.message());
   if (!store::IsAway(status)) return status;
-  return absl::UnavailableError(absl::StrCat(
-      "the store of the adapters' names does not answer: ", status.message()));
+  return absl::UnavailableError(absl::StrCat(kAway, ": ", status.message()));
 }
 
 }  // namespace
 
-absl::StatusOr<int> Directory::LogOf(const std::string& adapter_id) const {
-  const std::string key = KeyOf(adapter_id);
-  const absl::StatusOr<store::Object> entry = store_.Get(key, kMaxEntryBytes);
-  WEFT_RETURN_IF_ERROR(AsAnswer(entry.status()));
+absl::StatusOr<Directory::Entry> Directory::Read(
+    const std::string& adapter_id) const {
+  if (!logs_.answers()) return absl::UnavailableError(kAway);
+  absl::StatusOr<store::Object> object =
+      store_.Get(KeyOf(adapter_id), kMaxEntryBytes);
+  WEFT_RETURN_IF_ERROR(AsAnswer(object.status()));
+  Entry entry = {.etag = std::move(object->etag),
+                 .bytes = std::move(object->bytes)};
   const nlohmann::json fields =
-      nlohmann::json::parse(entry->bytes, nullptr, /*allow_exceptions=*/false);
-  if (!fields.is_object() || !fields.contains(kLog) ||
-      !fields[kLog].is_number_unsigned()) {
-    return absl::DataLossError(absl::StrCat(store_.NameOf(key), " is damaged"));
+      nlohmann::json::parse(entry.bytes, nullptr, /*allow_exceptions=*/false);
+  if (fields.is_object() && fields.contains(kLog) &&
+      fields[kLog].is_number_unsigned()) {
+    entry.log = fields[kLog].get<int>();
   }
-  return fields[kLog].get<int>();
+  return entry;
 }
 
-absl::Status Directory::CheckOwn(const std::string& adapter_id) const {
-  WEFT_ASSIGN_OR_RETURN(const int log, LogOf(adapter_id));
-  if (log == logs_.own) return absl::OkStatus();
-  const absl::StatusOr<std::optional<std::string>> owner = logs_.owner(log);
+absl::Status Directory::CheckOwn(const std::string& adapter_id,
+                                 const Entry& entry) const {
+  if (!entry.log) {
+    return absl::DataLossError(
+        absl::StrCat(store_.NameOf(KeyOf(adapter_id)), " is damaged"));
+  }
+  if (*entry.log == logs_.own) return absl::OkStatus();
+  const absl::StatusOr<OwnerAddress> owner = logs_.owner(*entry.log);
   WEFT_RETURN_IF_ERROR(AsAnswer(owner.status()));
   return MovedTo(owner->value_or(""), adapter_id);
 }
 
 absl::Status Directory::Find(const std::string& adapter_id) const {
-  const absl::Status own = CheckOwn(adapter_id);
-  if (!own.ok() && !absl::IsNotFound(own)) return own;
+  const absl::StatusOr<Entry> entry = Read(adapter_id);
+  if (entry.ok()) WEFT_RETURN_IF_ERROR(CheckOwn(adapter_id, *entry));
+  if (!entry.ok() && !absl::IsNotFound(entry.status())) return entry.status();
   return AsAnswer(logs_.confirm_own());
 }
 
+absl::Status Directory::Write(const std::string& adapter_id) {
+  if (!logs_.answers()) return absl::UnavailableError(kAway);
+  const std::string key = KeyOf(adapter_id);
+  const std::string bytes =
+      nlohmann::json(
+          {{kLog, logs_.own}, {"epoch", logs_.epoch}, {"claim", num_claims_++}})
+          .dump();
+  absl::Status written = store_.Create(key, {bytes}).status();
+  if (!absl::IsAlreadyExists(written)) return AsAnswer(written);
+  const absl::StatusOr<Entry> entry = Read(adapter_id);
+  // Deleted just now, so the call may come again.
+  if (absl::IsNotFound(entry.status())) return absl::UnavailableError(key);
+  WEFT_RETURN_IF_ERROR(entry.status());
+  if (entry->bytes == bytes) return absl::OkStatus();  // An answer was lost.
+  if (entry->log) WEFT_RETURN_IF_ERROR(CheckOwn(adapter_id, *entry));
+  written = store_.Swap(key, bytes, entry->etag).status();
+  if (!absl::IsAborted(written)) return AsAnswer(written);
+  const absl::StatusOr<Entry> now = Read(adapter_id);
+  return now.ok() && now->bytes == bytes ? absl::OkStatus()
+                                         : absl::UnavailableError(key);
+}
+
 absl::Status Directory::Claim(const std::string& adapter_id) {
-  const std::string entry = nlohmann::json({{kLog, logs_.own}}).dump();
-  absl::Status named = store_.Create(KeyOf(adapter_id), {entry}).status();
-  if (absl::IsAlreadyExists(named)) named = CheckOwn(adapter_id);
-  if (absl::IsNotFound(named)) {
-    return absl::UnavailableError(
-        absl::StrCat("adapter '", adapter_id, "' is just being deleted"));
-  }
-  WEFT_RETURN_IF_ERROR(AsAnswer(named));
+  WEFT_RETURN_IF_ERROR(Write(adapter_id));
   MutexLock lock(&mu_);
   ++claims_[adapter_id];
   return absl::OkStatus();
@@ -86,12 +110,15 @@ absl::Status Directory::Free(const std::string& adapter_id,
     if (claims_.contains(adapter_id)) return absl::OkStatus();
   }
   if (exists()) return absl::OkStatus();
-  const absl::StatusOr<int> log = LogOf(adapter_id);
-  if (absl::IsNotFound(log.status())) return absl::OkStatus();
-  WEFT_RETURN_IF_ERROR(log.status());
-  if (*log != logs_.own) return absl::OkStatus();
+  const absl::StatusOr<Entry> entry = Read(adapter_id);
+  if (absl::IsNotFound(entry.status())) return absl::OkStatus();
+  WEFT_RETURN_IF_ERROR(entry.status());
+  if (entry->log != logs_.own) return absl::OkStatus();
   WEFT_RETURN_IF_ERROR(AsAnswer(logs_.confirm_own()));
-  return AsAnswer(store_.Delete(KeyOf(adapter_id)));
+  // Without the condition a deletion that arrives late, perhaps when another
+  // process has this log, would remove the entry of a new adapter.
+  const absl::Status deleted = store_.DeleteIf(KeyOf(adapter_id), entry->etag);
+  return absl::IsAborted(deleted) ? absl::OkStatus() : AsAnswer(deleted);
 }
 
 absl::Status Directory::Restore(const std::vector<std::string>& adapter_ids) {
@@ -104,6 +131,7 @@ absl::Status Directory::Restore(const std::vector<std::string>& adapter_ids) {
     if (named.contains(KeyOf(adapter_id))) continue;
     const absl::Status claimed = Claim(adapter_id);
     if (!claimed.ok()) {
+      if (!FindReason(claimed)) return claimed;
       Log(LogLevel::kError, "another log has an adapter with the same name",
           {{"adapter", adapter_id}, {"reason", claimed.message()}});
       continue;
@@ -114,19 +142,21 @@ absl::Status Directory::Restore(const std::vector<std::string>& adapter_ids) {
 }
 
 absl::StatusOr<std::vector<std::string>> Directory::OtherOwners() const {
+  if (!logs_.answers()) return absl::UnavailableError(kAway);
+  const std::vector<absl::StatusOr<OwnerAddress>> owners = logs_.owners();
   std::vector<std::string> addresses;
-  for (int log = 0; log < logs_.count; ++log) {
-    if (log == logs_.own) continue;
-    const absl::StatusOr<std::optional<std::string>> owner = logs_.owner(log);
-    WEFT_RETURN_IF_ERROR(AsAnswer(owner.status()));
-    if (!owner->has_value()) continue;
-    if ((*owner)->empty()) {
+  for (size_t log = 0; log < owners.size(); ++log) {
+    if (static_cast<int>(log) == logs_.own) continue;
+    WEFT_RETURN_IF_ERROR(AsAnswer(owners[log].status()));
+    const OwnerAddress& owner = *owners[log];
+    if (!owner) continue;
+    if (owner->empty()) {
       return absl::UnavailableError(
           absl::StrCat("log ", log,
                        " has no server now, so its adapters are not known: "
                        "try again"));
     }
-    addresses.push_back(**owner);
+    addresses.push_back(*owner);
   }
   return addresses;
 }

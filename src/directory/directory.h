@@ -1,8 +1,9 @@
 // Says which of the logs in an object store has an adapter. A name is that of
 // at most one adapter in all logs.
 //
-//   adapters/<adapter id>    the log of the adapter
+//   adapters/<adapter id>    the log of the adapter, and which claim it is
 //
+// No two entries are equal, so that a late deletion spares a newer one.
 // An entry comes before the adapter, and goes after it. So after a crash an
 // entry may name a log without the adapter: the name is free then, for the
 // owner of that log alone.
@@ -25,15 +26,22 @@
 
 namespace weft::directory {
 
+// HOST:PORT of a log's owner: empty if none is known, nullopt if the log has
+// never had one.
+using OwnerAddress = std::optional<std::string>;
+
 // What a directory knows about the process that has it, and about the others.
 struct Logs {
-  int own = 0;    // The log of this process.
-  int count = 1;  // Of all logs; `own` is one of 0 to count - 1.
-  // Returns HOST:PORT of a log's owner: empty if none is known, nullopt if the
-  // log has never had one. Blocks on the store.
-  std::function<absl::StatusOr<std::optional<std::string>>(int log)> owner;
+  int own = 0;         // The log of this process.
+  uint64_t epoch = 0;  // Of this process, as the owner of `own`.
+  int count = 1;       // Of all logs; `own` is one of 0 to count - 1.
+  // These two block on the store.
+  std::function<absl::StatusOr<OwnerAddress>(int log)> owner;
+  std::function<std::vector<absl::StatusOr<OwnerAddress>>()> owners;
   // Returns ABORTED if another process has taken `own`. Blocks on the store.
   std::function<absl::Status()> confirm_own;
+  // Returns false while the store does not answer, as far as is known.
+  std::function<bool()> answers;
 };
 
 // Errors of all functions that block on the store: UNAVAILABLE if it does not
@@ -47,7 +55,6 @@ class Directory {
   Directory(store::ObjectStore* store, Logs logs)
       : store_(*store), logs_(std::move(logs)) {}
 
-  int log() const { return logs_.own; }
   bool has_others() const { return logs_.count > 1; }
 
   // Returns OK if this log has the name, or none does: then what this process
@@ -73,13 +80,23 @@ class Directory {
   absl::StatusOr<std::vector<std::string>> OtherOwners() const;
 
  private:
-  // Returns the log that has the name. Errors: NOT_FOUND, DATA_LOSS.
-  absl::StatusOr<int> LogOf(const std::string& adapter_id) const;
-  // Returns OK if this log has the name. Errors: those of LogOf, and moved.
-  absl::Status CheckOwn(const std::string& adapter_id) const;
+  struct Entry {
+    std::optional<int> log;  // None: the entry is damaged.
+    std::string etag;
+    std::string bytes;
+  };
+
+  // Errors: NOT_FOUND.
+  absl::StatusOr<Entry> Read(const std::string& adapter_id) const;
+  // Returns OK for an entry of this log, else "moved", or DATA_LOSS.
+  absl::Status CheckOwn(const std::string& adapter_id,
+                        const Entry& entry) const;
+  // Writes an entry of this log, in place of one of this log that is there.
+  absl::Status Write(const std::string& adapter_id);
 
   store::ObjectStore& store_;
   const Logs logs_;
+  uint64_t num_claims_ = 0;
   Mutex mu_;
   // How many claims of a name have not ended.
   std::map<std::string, int> claims_ ABSL_GUARDED_BY(mu_);

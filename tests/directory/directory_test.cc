@@ -6,6 +6,8 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "src/base/reason.h"
 #include "tests/support/memory_store.h"
@@ -25,15 +27,23 @@ using Fate = MemoryObjects::Fate;
 class DirectoryTest : public ::testing::Test {
  protected:
   Logs LogsOf(int own) {
-    return {
-        .own = own,
-        .count = 3,
-        .owner = [this](int log) -> absl::StatusOr<std::optional<std::string>> {
-          const auto owner = owners_.find(log);
-          if (owner == owners_.end()) return std::nullopt;
-          return owner->second;
-        },
-        .confirm_own = [this] { return own_; }};
+    return {.own = own,
+            .epoch = ++epoch_,
+            .count = 3,
+            .owner = [this](int log) { return OwnerOf(log); },
+            .owners =
+                [this] {
+                  return std::vector<absl::StatusOr<OwnerAddress>>{
+                      OwnerOf(0), OwnerOf(1), OwnerOf(2)};
+                },
+            .confirm_own = [this] { return own_; },
+            .answers = [this] { return answers_; }};
+  }
+
+  OwnerAddress OwnerOf(int log) {
+    const auto owner = owners_.find(log);
+    if (owner == owners_.end()) return std::nullopt;
+    return owner->second;
   }
 
   static std::string AddressIn(const absl::Status& status) {
@@ -48,6 +58,8 @@ class DirectoryTest : public ::testing::Test {
   MemoryStore store_{&objects_};
   std::map<int, std::string> owners_ = {{0, "zero:1"}, {1, "one:1"}};
   absl::Status own_;
+  bool answers_ = true;
+  uint64_t epoch_ = 0;
   Directory zero_{&store_, LogsOf(0)};
   Directory one_{&store_, LogsOf(1)};
 };
@@ -138,6 +150,31 @@ TEST_F(DirectoryTest, ADamagedEntryIsNamed) {
   const absl::Status found = zero_.Find("a");
   EXPECT_TRUE(absl::IsDataLoss(found));
   EXPECT_THAT(found.message(), HasSubstr("adapters/a"));
+  // The next adapter with the name mends it.
+  EXPECT_THAT(one_.Claim("a"), IsOk());
+  EXPECT_EQ(AddressIn(zero_.Find("a")), "one:1");
+}
+
+TEST_F(DirectoryTest, ADeletionThatComesLateSparesANewerEntry) {
+  ASSERT_THAT(zero_.Claim("a"), IsOk());
+  zero_.EndClaim("a");
+  // While the first owner frees the name, the next one makes an adapter.
+  Directory next(&store_, LogsOf(0));
+  objects_.before = [&, first = true](const std::string& operation,
+                                      const std::string&) mutable {
+    if (operation != "delete" || !std::exchange(first, false)) return;
+    EXPECT_THAT(next.Claim("a"), IsOk());
+  };
+  ASSERT_THAT(zero_.Free("a", None), IsOk());
+  EXPECT_EQ(AddressIn(one_.Find("a")), "zero:1");
+}
+
+TEST_F(DirectoryTest, AStoreThatDoesNotAnswerIsNotAsked) {
+  objects_.before = [](const std::string&, const std::string&) { FAIL(); };
+  answers_ = false;
+  EXPECT_TRUE(absl::IsUnavailable(zero_.Find("a")));
+  EXPECT_TRUE(absl::IsUnavailable(zero_.Claim("a")));
+  EXPECT_TRUE(absl::IsUnavailable(zero_.OtherOwners().status()));
 }
 
 TEST_F(DirectoryTest, RestoresTheNamesThatHaveNoEntry) {

@@ -498,7 +498,9 @@ void AdapterIo::DeleteIfExpired(const checkpoint::CheckpointName& name,
     next_expiry_ = std::min(next_expiry_, stored->info.expires_at);
     return;
   }
-  const absl::Status deleted = Delete(name.adapter_id, name.name);
+  // The owner of another log may have written it anew.
+  const absl::Status deleted = checkpoints_->RemoveIf(name, HasExpired);
+  if (deleted.ok() || absl::IsAborted(deleted)) Forget(name);
   if (!deleted.ok()) next_expiry_ = std::min(next_expiry_, now + expiry_retry_);
   Log(deleted.ok() ? LogLevel::kInfo : LogLevel::kWarning,
       deleted.ok() ? "expired checkpoint deleted"

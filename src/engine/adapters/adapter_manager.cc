@@ -1,5 +1,6 @@
 #include "src/engine/adapters/adapter_manager.h"
 
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -53,11 +54,16 @@ bool AdapterManager::Forget(const std::string& adapter_id) {
 }
 
 void AdapterManager::WhenClaimed(
-    const std::string& adapter_id,
+    const std::string& adapter_id, const std::string& tenant,
     std::function<void(const absl::Status&)> then) {
   if (context_.directory == nullptr) return then(absl::OkStatus());
-  context_.PostIo(adapter_id, [this, adapter_id, then = std::move(then)] {
-    const absl::Status claimed = context_.directory->Claim(adapter_id);
+  // The limits are checked again when the adapter has a slot.
+  const absl::Status fits =
+      context_.dispatcher.adapters().CheckNew(adapter_id, tenant);
+  context_.PostIo(adapter_id, [this, adapter_id, fits, then = std::move(then)] {
+    absl::Status claimed = fits.ok() ? context_.directory->Claim(adapter_id)
+                                     : context_.directory->Find(adapter_id);
+    if (claimed.ok() && !fits.ok()) claimed = fits;
     context_.dispatcher.Post(
         [this, adapter_id, claimed, then](const absl::Status& open) {
           if (claimed.ok() && !open.ok()) EndClaim(adapter_id, /*made=*/false);
@@ -138,19 +144,20 @@ void AdapterManager::LoadNew(LoadCheckpointRequest request,
 
 void AdapterManager::ReadWhenRoom(const LoadCheckpointRequest& request,
                                   const Callback<AdapterInfo>& done) {
-  // Reads the tensors only when the adapter has a slot (AdapterDesk::WhenSlot).
-  // So the loads that wait for a slot hold no tensors in memory.
-  context_.dispatcher.adapters().WhenSlotFor(
-      request.adapter_id, request.tenant,
-      [this, request, done](const absl::Status& room) {
-        if (!room.ok()) return context_.Reply(done, room);
-        WhenClaimed(request.adapter_id,
-                    [this, request, done](const absl::Status& claimed) {
-                      if (claimed.ok()) return ReadThenMake(request, done);
-                      context_.dispatcher.adapters().ReturnSlot();
-                      context_.Reply(done, claimed);
+  WhenClaimed(request.adapter_id, request.tenant,
+              [this, request, done](const absl::Status& claimed) {
+                if (!claimed.ok()) return context_.Reply(done, claimed);
+                // Reads the tensors only when the adapter has a slot
+                // (AdapterDesk::WhenSlot). So the loads that wait for a slot
+                // hold no tensors in memory.
+                context_.dispatcher.adapters().WhenSlotFor(
+                    request.adapter_id, request.tenant,
+                    [this, request, done](const absl::Status& room) {
+                      if (room.ok()) return ReadThenMake(request, done);
+                      EndClaim(request.adapter_id, /*made=*/false);
+                      context_.Reply(done, room);
                     });
-      });
+              });
 }
 
 void AdapterManager::ReadThenMake(const LoadCheckpointRequest& request,
@@ -224,23 +231,22 @@ absl::StatusOr<AdapterManager::NewAdapter> AdapterManager::ReadImport(
 void AdapterManager::MakeWhenRoom(NewAdapter adapter,
                                   Callback<AdapterInfo> done) {
   const CreateAdapterRequest request = adapter.request;
-  context_.dispatcher.adapters().WhenSlotFor(
-      request.adapter_id, request.tenant,
-      [this, adapter = std::move(adapter),
-       done = std::move(done)](const absl::Status& room) {
-        if (!room.ok()) {
-          DropState(context_, adapter.image);
-          return context_.Reply(done, room);
-        }
-        WhenClaimed(adapter.request.adapter_id,
-                    [this, adapter, done](const absl::Status& claimed) {
-                      if (claimed.ok())
-                        return context_.Reply(done, Make(adapter));
-                      context_.dispatcher.adapters().ReturnSlot();
-                      DropState(context_, adapter.image);
-                      context_.Reply(done, claimed);
+  const auto made = std::make_shared<const NewAdapter>(std::move(adapter));
+  WhenClaimed(request.adapter_id, request.tenant,
+              [this, request, made, done](const absl::Status& claimed) {
+                if (!claimed.ok()) {
+                  DropState(context_, made->image);
+                  return context_.Reply(done, claimed);
+                }
+                context_.dispatcher.adapters().WhenSlotFor(
+                    request.adapter_id, request.tenant,
+                    [this, request, made, done](const absl::Status& room) {
+                      if (room.ok()) return context_.Reply(done, Make(*made));
+                      DropState(context_, made->image);
+                      EndClaim(request.adapter_id, /*made=*/false);
+                      context_.Reply(done, room);
                     });
-      });
+              });
 }
 
 absl::StatusOr<AdapterInfo> AdapterManager::Make(const NewAdapter& adapter) {

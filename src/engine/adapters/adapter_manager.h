@@ -90,7 +90,7 @@ class AdapterManager {
 
   // Runs `then` on the engine thread when the name is this log's, or with the
   // error of Directory::Claim. After OK the caller calls Make or EndClaim.
-  void WhenClaimed(const std::string& adapter_id,
+  void WhenClaimed(const std::string& adapter_id, const std::string& tenant,
                    std::function<void(const absl::Status&)> then);
   // Ends the claim of a name, and frees the name unless the adapter was made.
   void EndClaim(const std::string& adapter_id, bool made);

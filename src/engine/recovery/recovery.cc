@@ -1,7 +1,5 @@
 #include "src/engine/recovery/recovery.h"
 
-#include <algorithm>
-#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -22,27 +20,22 @@ namespace {
 // Between two tries of what the store did not do.
 constexpr absl::Duration kPause = absl::Seconds(1);
 
-// Returns what the epochs of new adapters come after. An adapter's name may
-// have been that of one in another log, whose epochs must be others.
-uint64_t EpochsOf(const EngineContext& context) {
-  if (context.directory == nullptr) return 0;
-  return static_cast<uint64_t>(context.directory->log()) << 40;
-}
-
 // Gives the log the names of its adapters that the directory lacks.
 void RestoreNames(const EngineContext& context) {
   if (context.directory == nullptr) return;
   context.PostIo("", [&context] {
-    const absl::StatusOr<AdapterPage> page = context.dispatcher.adapters().List(
-        {.size = static_cast<size_t>(context.options.max_adapters)});
-    absl::Status restored = page.status();
-    if (page.ok()) {
-      std::vector<std::string> ids;
+    std::vector<std::string> ids;
+    for (bool more = true; more;) {
+      const absl::StatusOr<AdapterPage> page =
+          context.dispatcher.adapters().List(
+              {.after = ids.empty() ? "" : ids.back()});
+      more = page.ok() && page->more;
+      if (!page.ok()) continue;
       for (const AdapterInfo& adapter : page->adapters) {
         ids.push_back(adapter.adapter_id);
       }
-      restored = context.directory->Restore(ids);
     }
+    const absl::Status restored = context.directory->Restore(ids);
     if (restored.ok()) return;
     Log(LogLevel::kWarning, "the names of adapters could not be looked up",
         {{"reason", restored.message()}});
@@ -68,6 +61,7 @@ absl::Status Recovery::Start(log::LogMetrics* metrics) {
                   : absl::StatusOr<std::unique_ptr<log::LogReader>>(open);
     status = log::WithWayOut(reader.status(), context_.options);
     if (status.ok()) status = StartRecording(metrics);
+    if (status.ok()) RestoreNames(context_);
     const absl::Status started = status;
     opened.Notify();
     // From here on `status` and `opened` may be gone.
@@ -121,8 +115,7 @@ absl::StatusOr<std::unique_ptr<log::LogReader>> Recovery::Read(
       std::unique_ptr<log::LogReader> reader,
       Repeat([&] { return context_.state->OpenLog(snapshot.first_sequence); }));
   dispatch::RecoveryDesk& desk = context_.dispatcher.recovery();
-  desk.Reserve(report_.log.next_key,
-               std::max(report_.log.last_epoch, EpochsOf(context_)),
+  desk.Reserve(report_.log.next_key, report_.log.last_epoch,
                report_.log.next_work);
   std::map<std::string, std::string> tenants;
   for (const auto& [id, adapter] : report_.log.changed) {
@@ -165,7 +158,6 @@ void Recovery::Finish(absl::Status status) {
          {"mismatches", report_.mismatches},
          {"torn_bytes", report_.log.torn_bytes},
          {"seconds", absl::ToDoubleSeconds(SteadyNow() - began_at_)}});
-    RestoreNames(context_);
   }
   status_ = std::move(status);
   ended_.Notify();

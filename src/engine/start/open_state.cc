@@ -36,6 +36,13 @@ absl::Status OpenFolder(const EngineOptions& options, const std::string& model,
   return absl::OkStatus();
 }
 
+absl::StatusOr<directory::OwnerAddress> AddressIn(
+    const absl::StatusOr<log::SeenManifest>& seen) {
+  WEFT_RETURN_IF_ERROR(seen.status());
+  if (seen->etag.empty()) return std::nullopt;
+  return seen->manifest.released ? "" : seen->manifest.owner.address;
+}
+
 // Opens the store of --state, which must keep conditions.
 absl::StatusOr<std::unique_ptr<store::ObjectStore>> OpenObjects(
     const std::string& url, store::StoreMetrics* metrics) {
@@ -120,19 +127,26 @@ std::unique_ptr<directory::Directory> OpenAdapterDirectory(
   if (opened.bucket == nullptr) return nullptr;
   store::ObjectStore* const objects = opened.bucket->objects();
   log::LogOwner* const owner = opened.bucket->owner();
-  const auto owner_of =
-      [objects](int log) -> absl::StatusOr<std::optional<std::string>> {
-    WEFT_ASSIGN_OR_RETURN(const log::SeenManifest seen,
-                          log::LookAtManifest(*objects, {.log = log}));
-    if (seen.etag.empty()) return std::nullopt;
-    return seen.manifest.released ? "" : seen.manifest.owner.address;
+  const auto owner_of = [objects](int log) {
+    return AddressIn(log::LookAtManifest(*objects, {.log = log}));
+  };
+  const auto owners = [objects, logs = options.logs] {
+    std::vector<absl::StatusOr<directory::OwnerAddress>> addresses;
+    for (const auto& seen : log::LookAtManifests(*objects, logs)) {
+      addresses.push_back(AddressIn(seen));
+    }
+    return addresses;
   };
   return std::make_unique<directory::Directory>(
       objects,
-      directory::Logs{.own = owner->keys().log,
-                      .count = options.logs,
-                      .owner = owner_of,
-                      .confirm_own = [owner] { return owner->Confirm(); }});
+      directory::Logs{
+          .own = owner->keys().log,
+          .epoch = owner->epoch(),
+          .count = options.logs,
+          .owner = owner_of,
+          .owners = owners,
+          .confirm_own = [owner] { return owner->Confirm(); },
+          .answers = [bucket = opened.bucket] { return bucket->answers(); }});
 }
 
 std::unique_ptr<checkpoint::CheckpointFiles> OpenCheckpoints(
