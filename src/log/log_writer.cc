@@ -140,9 +140,9 @@ absl::Status LogWriter::failure() const {
 absl::Status LogWriter::StalledLocked() const {
   if (!stall_.ok()) return stall_;
   if (pending_bytes_ <= options_.max_pending_bytes) return reserve_;
-  return absl::ResourceExhaustedError(
-      absl::StrCat("the disk or the store is slow: more than ", options_.max_pending_bytes,
-                   " bytes of the log wait for it"));
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the disk or the store is slow: more than ", options_.max_pending_bytes,
+      " bytes of the log wait for it"));
 }
 
 void LogWriter::SetMetrics() {

@@ -146,7 +146,7 @@ struct AdapterInfo {
 struct ListAdaptersRequest {
   size_t size = 100;
   std::string after;
-  std::string prefix;  // Lists the ids that begin with it.
+  std::string prefix;   // Lists the ids that begin with it.
   bool others = false;  // Returns AdapterPage::others.
 };
 

@@ -297,12 +297,17 @@ TEST_F(ObjectCheckpointsTest, FilesOfInterruptedSavesAreSwept) {
   objects_.objects["checkpoint-files/a/one/n1-e1-0/weights"] = {};
   const auto others = objects_.objects.size() - earlier.size();
   ObjectCheckpoints owner = Of(4);
-  objects_.list_error = absl::UnavailableError("away");
+  const auto set = [this](absl::Status MemoryObjects::*error,
+                          const absl::Status& status) {
+    MutexLock lock(&objects_.mu);  // A thread of the owner may look.
+    objects_.*error = status;
+  };
+  set(&MemoryObjects::list_error, absl::UnavailableError("away"));
   SweepAll(&owner);
-  objects_.list_error = absl::OkStatus();
-  objects_.read_error = absl::UnavailableError("away");
+  set(&MemoryObjects::list_error, absl::OkStatus());
+  set(&MemoryObjects::read_error, absl::UnavailableError("away"));
   SweepAll(&owner);
-  objects_.read_error = absl::OkStatus();
+  set(&MemoryObjects::read_error, absl::OkStatus());
   EXPECT_THAT(objects_.objects, SizeIs(earlier.size() + others));
   SweepAll(&owner);
   EXPECT_THAT(objects_.objects, SizeIs(whole.size() + others));

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <optional>
@@ -147,7 +148,8 @@ TEST_F(ManyLogsTest, ATakeThatIsLostGoesOnWithTheOtherLog) {
       objects_.objects.clear();
       const auto one = Member("a");
       const auto two = Member("b", patience);
-      objects_.before = [&, left = at](const auto&, const auto&) mutable {
+      std::atomic<int> left = at;  // Requests come from several threads.
+      objects_.before = [&](const auto&, const auto&) {
         if (left-- != 0) return;
         EXPECT_THAT(two->TryTake(), IsOkAndHolds(true));
       };
