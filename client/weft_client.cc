@@ -69,12 +69,15 @@ Request OfAdapter(absl::string_view adapter_id) {
 
 // Also removes adapters that two servers list.
 void OrderById(google::protobuf::RepeatedPtrField<v1::Adapter>& adapters) {
-  const auto id = [](const v1::Adapter& one) -> const std::string& {
-    return one.adapter_id();
-  };
-  std::ranges::sort(adapters, {}, id);
-  const auto rest = std::ranges::unique(adapters, {}, id);
-  adapters.erase(rest.begin(), rest.end());
+  std::sort(adapters.begin(), adapters.end(),
+            [](const v1::Adapter& a, const v1::Adapter& b) {
+              return a.adapter_id() < b.adapter_id();
+            });
+  const auto rest = std::unique(adapters.begin(), adapters.end(),
+                                [](const v1::Adapter& a, const v1::Adapter& b) {
+                                  return a.adapter_id() == b.adapter_id();
+                                });
+  adapters.erase(rest, adapters.end());
 }
 
 // Messages are little-endian, as are x86-64 and AArch64.
