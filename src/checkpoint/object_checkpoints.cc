@@ -240,12 +240,9 @@ std::vector<absl::StatusOr<nlohmann::json>> ObjectCheckpoints::ReadFieldsOf(
     std::vector<std::future<absl::StatusOr<nlohmann::json>>> coming;
     const size_t end = std::min(names.size(), first + kAtOnce);
     for (size_t i = first; i < end; ++i) {
-      coming.push_back(std::async(
-          std::launch::async,
-          [this, &name = names[i]]() -> absl::StatusOr<nlohmann::json> {
-            WEFT_ASSIGN_OR_RETURN(Stored stored, ReadManifest(name));
-            return std::move(stored.manifest.fields);
-          }));
+      coming.push_back(std::async(std::launch::async, [this, &name = names[i]] {
+        return ReadFields(name);
+      }));
     }
     for (auto& one : coming) fields.push_back(one.get());
   }

@@ -3,11 +3,11 @@
 #include <ATen/ATen.h>
 
 #include <array>
-#include <optional>
 
 #include "src/base/observe/log.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
+#include "src/checkpoint/checkpoint_files.h"
 #include "src/engine/device/compute_guard.h"
 #include "src/log/image.h"
 #include "src/store/object_store.h"
@@ -53,9 +53,7 @@ absl::StatusOr<std::string> KeepState(const EngineContext& context,
 
 bool IsStoreAway(const EngineContext& context, const absl::Status& status) {
   if (context.options.state.empty() || status.ok()) return false;
-  const std::optional<Reason> reason = FindReason(status);
-  return store::IsAway(status) ||
-         (reason && reason->name == "CHECKPOINT_STORE_UNREACHABLE");
+  return store::IsAway(status) || checkpoint::IsUnreachable(status);
 }
 
 void DropState(const EngineContext& context, const std::string& image) {
