@@ -14,6 +14,8 @@
 #include "src/log/bucket/log_owner.h"
 #include "src/log/bucket/manifest.h"
 #include "src/log/bucket/state_bucket.h"
+#include "src/log/log_summary.h"
+#include "src/log/record.h"
 #include "tests/log/journal_folder.h"
 #include "tests/support/memory_store.h"
 #include "tests/support/status_matchers.h"
@@ -51,7 +53,9 @@ class Process {
     const auto snapshot = state->ReadSnapshot();
     if (!snapshot.ok()) return snapshot.status();
     next = *snapshot ? (*snapshot)->next_sequence : 1;
-    found = *snapshot ? (*snapshot)->bytes : "";
+    const absl::StatusOr<log::Snapshot> read = ToSnapshot(*snapshot);
+    if (!read.ok()) return read.status();
+    found = *snapshot ? *read->notes.at(kFound) : "";
     auto reader = state->OpenLog(next);
     if (!reader.ok()) return reader.status();
     for (;;) {
@@ -82,12 +86,17 @@ class Process {
     return written;
   }
 
-  // A snapshot of all that was written.
-  absl::Status Snapshot(const std::set<std::string>& keep = {}) {
+  // A snapshot of all that was written, with an adapter for each of `images`.
+  absl::Status Snapshot(const std::set<std::string>& images = {}) {
     EXPECT_THAT(log->BeginSegment(next), IsOk());
-    const absl::Status written =
-        state->WriteSnapshot({.next_sequence = next, .bytes = found});
-    return written.ok() ? state->Cut(next, keep) : written;
+    log::Snapshot snapshot;
+    snapshot.notes[kFound] = std::make_shared<const std::string>(found);
+    for (const std::string& file : images) {
+      snapshot.adapters.push_back({.image = ImageRecord{.file = file}});
+    }
+    const absl::Status written = state->WriteSnapshot(
+        {.next_sequence = next, .bytes = Encode(snapshot).value()});
+    return written.ok() ? state->Cut(next, images) : written;
   }
 
   std::unique_ptr<StateBucket> state;
@@ -97,6 +106,7 @@ class Process {
   std::vector<std::string> group;
 
  private:
+  static constexpr char kFound[] = "found";  // The note of a snapshot.
   static inline int last_ = 0;
   const Instance self_;
   std::vector<LogWatch> watches_;

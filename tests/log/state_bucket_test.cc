@@ -459,13 +459,15 @@ TEST_F(StateBucketTest, WhatIsMissingIsNamed) {
   for (const std::string letter : {"a", "b", "c"}) {
     ASSERT_THAT(process.Write(letter), IsOk());
   }
-  ASSERT_THAT(process.Snapshot(), IsOk());
+  ASSERT_THAT(process.state->CreateImage("e1-0", {"image"}), IsOk());
+  ASSERT_THAT(process.Snapshot({"e1-0"}), IsOk());
   for (const std::string letter : {"d", "e", "f"}) {
     ASSERT_THAT(process.Write(letter), IsOk());
   }
   const std::string snapshot = "logs/0/snapshots/e1-4";
+  const std::string image = "logs/0/images/e1-0";
   for (const std::string& key :
-       {kKeys.OfPlace(6), snapshot, kKeys.Manifest()}) {
+       {kKeys.OfPlace(6), snapshot, image, kKeys.Manifest()}) {
     const store::Object object = objects_.objects.at(key);
     objects_.objects.erase(key);
     const std::vector<std::string> before = Keys("");

@@ -16,6 +16,8 @@
 #include "src/base/status_macros.h"
 #include "src/log/bucket/log_object.h"
 #include "src/log/log_format.h"
+#include "src/log/log_summary.h"
+#include "src/log/record.h"
 #include "src/log/state_format.h"
 #include "src/store/open_store.h"
 
@@ -123,27 +125,56 @@ absl::Status CheckEmpty(store::ObjectStore& store) {
   return absl::OkStatus();
 }
 
-// Looks for objects that are missing, before a process writes that it has the
-// log. Errors: DATA_LOSS.
-absl::Status CheckWhole(store::ObjectStore& store, const LogKeys& keys,
-                        const SeenManifest& seen) {
-  const SnapshotPlace& newest = seen.manifest.snapshot;
-  if (!newest.name.empty()) {
-    const std::string key = keys.Snapshots() + newest.name;
-    uint64_t size = 0;
-    const absl::Status found = store.GetRange(key, 0, {}, &size).status();
-    if (absl::IsNotFound(found)) return Missing(store, key);
-    WEFT_RETURN_IF_ERROR(found);
+// Errors: DATA_LOSS.
+absl::StatusOr<std::optional<SnapshotFile>> GetSnapshot(
+    store::ObjectStore& store, const LogKeys& keys,
+    const SnapshotPlace& newest) {
+  if (newest.name.empty()) return std::nullopt;
+  const std::string key = keys.Snapshots() + newest.name;
+  absl::StatusOr<store::Object> file = store.Get(key, kMaxSnapshotBytes);
+  if (absl::IsNotFound(file.status())) return Missing(store, key);
+  WEFT_RETURN_IF_ERROR(file.status());
+  return DecodeSnapshotFile(newest.next_sequence, std::move(file->bytes),
+                            store.NameOf(key));
+}
+
+// Looks for the images that a snapshot names. Errors: DATA_LOSS.
+absl::Status FindImages(store::ObjectStore& store, const LogKeys& keys,
+                        const std::optional<SnapshotFile>& file) {
+  WEFT_ASSIGN_OR_RETURN(const Snapshot snapshot, ToSnapshot(file));
+  if (snapshot.adapters.empty()) return absl::OkStatus();
+  const std::string prefix = keys.Images();
+  WEFT_ASSIGN_OR_RETURN(const std::vector<store::ListedObject> objects,
+                        store.List(prefix, "", store::kAllObjects));
+  std::set<std::string> images;
+  for (const store::ListedObject& object : objects) images.insert(object.key);
+  for (const StoredAdapter& adapter : snapshot.adapters) {
+    if (!adapter.image) continue;
+    const std::string key = prefix + adapter.image->file;
+    if (!images.contains(key)) return Missing(store, key);
   }
+  return absl::OkStatus();
+}
+
+// Looks for objects that are missing, before a process writes that it has the
+// log. Returns the newest snapshot; none if there is none. Errors: DATA_LOSS.
+absl::StatusOr<std::optional<SnapshotFile>> CheckWhole(
+    store::ObjectStore& store, const LogKeys& keys, const SeenManifest& seen) {
+  const SnapshotPlace& newest = seen.manifest.snapshot;
+  WEFT_ASSIGN_OR_RETURN(std::optional<SnapshotFile> snapshot,
+                        GetSnapshot(store, keys, newest));
+  WEFT_RETURN_IF_ERROR(FindImages(store, keys, snapshot));
   // Without a manifest there may be no log, either.
   if (!seen.etag.empty()) {
-    return ObjectLogReader::Open(&store, keys, newest.place,
-                                 newest.next_sequence)
-        .status();
+    WEFT_RETURN_IF_ERROR(
+        ObjectLogReader::Open(&store, keys, newest.place, newest.next_sequence)
+            .status());
+    return snapshot;
   }
   WEFT_ASSIGN_OR_RETURN(const std::vector<store::ListedObject> records,
                         store.List(keys.Records(), "", store::kAllObjects));
-  return records.empty() ? absl::OkStatus() : Missing(store, keys.Manifest());
+  if (!records.empty()) return Missing(store, keys.Manifest());
+  return snapshot;
 }
 
 // Leaves a log alone that is damaged, and says so. Returns `damage` if no log
@@ -336,12 +367,14 @@ absl::StatusOr<bool> StateBucket::TryTake(const Instance& self,
 absl::StatusOr<bool> StateBucket::Take(const Instance& self,
                                        const LogKeys& keys,
                                        const SeenManifest& seen) {
-  if (const absl::Status whole = CheckWhole(*store_, keys, seen); !whole.ok()) {
+  absl::StatusOr<std::optional<SnapshotFile>> snapshot =
+      CheckWhole(*store_, keys, seen);
+  if (!snapshot.ok()) {
     // An owner that lives may have removed what it needs no more.
     WEFT_ASSIGN_OR_RETURN(const SeenManifest now,
                           LookAtManifest(*store_, keys));
     if (now.etag != seen.etag) return false;
-    return whole;
+    return snapshot.status();
   }
   absl::StatusOr<std::unique_ptr<LogOwner>> owner =
       LogOwner::Take(store_.get(), keys, seen, self);
@@ -349,6 +382,7 @@ absl::StatusOr<bool> StateBucket::Take(const Instance& self,
   WEFT_RETURN_IF_ERROR(owner.status());
   owner_ = *std::move(owner);
   keys_ = keys;
+  snapshot_ = *std::move(snapshot);
   return true;
 }
 
@@ -415,13 +449,9 @@ absl::Status StateBucket::CheckRoom(uint64_t /*reserve*/) const {
 
 absl::StatusOr<std::optional<SnapshotFile>> StateBucket::ReadSnapshot() const {
   WEFT_ASSIGN_OR_RETURN(const SnapshotPlace newest, Newest());
-  if (newest.name.empty()) return std::nullopt;
-  const std::string key = keys_.Snapshots() + newest.name;
-  absl::StatusOr<store::Object> file = store_->Get(key, kMaxSnapshotBytes);
-  if (absl::IsNotFound(file.status())) return Missing(*store_, key);
-  WEFT_RETURN_IF_ERROR(file.status());
-  return DecodeSnapshotFile(newest.next_sequence, std::move(file->bytes),
-                            store_->NameOf(key));
+  std::optional<SnapshotFile> taken = std::exchange(snapshot_, std::nullopt);
+  if (taken && taken->next_sequence == newest.next_sequence) return taken;
+  return GetSnapshot(*store_, keys_, newest);
 }
 
 absl::Status StateBucket::WriteSnapshot(const SnapshotFile& snapshot) {

@@ -125,6 +125,8 @@ class StateBucket : public State {
   LogKeys keys_;  // Of the log that this process has, or reads.
   Manifest seen_;
   std::unique_ptr<LogOwner> owner_;
+  // What Take has read, for the first ReadSnapshot.
+  mutable std::optional<SnapshotFile> snapshot_;
   SegmentPlaces places_;
   std::unique_ptr<HeartbeatThread> beats_;  // Ends before the owner.
   std::atomic<uint64_t> num_images_ = 0;
