@@ -237,7 +237,14 @@ def test_gpus_are_asked_for_where_there_are_some() -> None:
 
     assert "nvidia.com/gpu" not in limits("dev-cpu")
     assert configuration("dev-cpu")["WEFT_DEVICE"] == "cpu"
-    for name in ("single-gpu", "multi-gpu", "replicas", "production", "standby"):
+    for name in (
+        "single-gpu",
+        "multi-gpu",
+        "replicas",
+        "production",
+        "standby",
+        "fleet",
+    ):
         assert limits(name)["nvidia.com/gpu"] == "1"
         assert configuration(name)["WEFT_DEVICE"] == "cuda"
         assert pod(name)["containers"][0]["image"] == "weft:cuda"

@@ -3,6 +3,7 @@ that both use."""
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import threading
@@ -15,6 +16,7 @@ import pytest
 import yaml
 from deploy_files import DEPLOY, ROOT, by_name, configuration, pod
 
+FLEETS = ("fleet", "standby")
 PHASES = ("listening", "loading", "standby", "serving", "draining")
 
 
@@ -79,6 +81,23 @@ def test_an_update_loads_a_pod_before_it_ends_one() -> None:
     assert spec["progressDeadlineSeconds"] > loading
     budget = by_name("standby", "PodDisruptionBudget")["weftd"]["spec"]
     assert budget["maxUnavailable"] == 1
+
+
+def test_a_fleet_has_a_pod_for_each_log_and_one_that_stands_by() -> None:
+    fleet, standby = (
+        copy.deepcopy(by_name(name, "Deployment")["weftd"]) for name in FLEETS
+    )
+    logs = int(configuration("fleet")["WEFT_LOGS"])
+    assert fleet["spec"].pop("replicas") == logs + 1
+    assert standby["spec"].pop("replicas") == 2
+    # Nothing else differs, but for the name of the configuration.
+    assert configuration("fleet") == {
+        **configuration("standby"),
+        "WEFT_LOGS": str(logs),
+    }
+    for item in (fleet, standby):
+        del item["spec"]["template"]["spec"]["containers"][0]["envFrom"][0]
+    assert fleet == standby
 
 
 def test_a_pod_has_a_name_an_address_and_no_state_of_its_own() -> None:
