@@ -127,11 +127,12 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]
         server = Prometheus(folder, [process.metrics_address, *others])
         try:
             # A rate needs one sample of this weftd from before its work and one from
-            # afterwards; the others' samples may come earlier.
+            # afterwards, and two of the others, which may come earlier or later.
             steps = f'weft_optim_steps_total{{instance="{process.metrics_address}"}}'
             server.wait_for(f"{steps} == 0")
             work(process)
             server.wait_for(f"rate({steps}[5m]) > 0")
+            server.wait_for("rate(weft_store_request_seconds_count[5m])")
             yield server
         finally:
             server.process.terminate()

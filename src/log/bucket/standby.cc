@@ -19,6 +19,9 @@ OwnerMetrics::OwnerMetrics(prometheus::Registry* registry)
       log(AddGauge(registry, "weft_state_log",
                    "The number of the log of --state that this process has. "
                    "-1: none.")),
+      logs(AddGauge(registry, "weft_state_logs",
+                    "The number of logs of --state, which is --logs. 0 before "
+                    "this process can take one.")),
       beat_age_seconds(
           AddGauge(registry, "weft_state_beat_age_seconds",
                    "Seconds since this process last told the store of --state "
@@ -32,6 +35,7 @@ absl::Status TakeWhenFree(
     const std::function<void(const Manifest& owner)>& waiting) {
   std::vector<LogWatch> watches(
       num_logs, LogWatch(self, kOwnerPatience, kLookInterval + kLookPatience));
+  metrics->logs.Set(num_logs);
   bool waits = false;
   bool away = false;
   for (;; absl::SleepFor(kLookInterval)) {

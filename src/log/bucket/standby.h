@@ -22,6 +22,7 @@ struct OwnerMetrics {
 
   prometheus::Gauge& epoch;
   prometheus::Gauge& log;
+  prometheus::Gauge& logs;
   prometheus::Gauge& beat_age_seconds;
 };
 
