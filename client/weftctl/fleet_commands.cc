@@ -1,4 +1,6 @@
-// Commands on all daemons of a store. They read only.
+// Commands on all daemons of a store.
+#include <algorithm>
+#include <climits>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -53,6 +55,7 @@ absl::Status ReadTail(const log::State& state,
 
 const char* Describe(const log::SeenManifest& first,
                      const log::SeenManifest& second) {
+  if (second.manifest.drained) return "drained";
   if (second.manifest.released) return "released";
   return first.etag != second.etag ? "alive" : "silent";
 }
@@ -89,12 +92,16 @@ absl::StatusOr<json> ReadLogs(log::StateBucket& bucket) {
   return rows;
 }
 
-absl::Status List(const Session& session) {
+// Opens the state that the first word names.
+absl::StatusOr<std::unique_ptr<log::StateBucket>> Open(const Session& session) {
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<store::ObjectStore> objects,
                         store::OpenStore(session.arguments.word(0), nullptr));
-  WEFT_ASSIGN_OR_RETURN(
-      const std::unique_ptr<log::StateBucket> bucket,
-      log::StateBucket::Open(std::move(objects), std::nullopt, false));
+  return log::StateBucket::Open(std::move(objects), std::nullopt, false);
+}
+
+absl::Status List(const Session& session) {
+  WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<log::StateBucket> bucket,
+                        Open(session));
   WEFT_ASSIGN_OR_RETURN(const json logs, ReadLogs(*bucket));
   if (session.json) {
     session.out << logs.dump(-1, ' ', false, json::error_handler_t::replace)
@@ -114,16 +121,33 @@ absl::Status List(const Session& session) {
   return absl::OkStatus();
 }
 
+absl::Status UndrainLog(const Session& session) {
+  WEFT_ASSIGN_OR_RETURN(const int64_t number, session.arguments.GetInt("log"));
+  const int log = static_cast<int>(std::min<int64_t>(number, INT_MAX));
+  WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<log::StateBucket> bucket,
+                        Open(session));
+  WEFT_RETURN_IF_ERROR(bucket->SelectLog(log));
+  WEFT_RETURN_IF_ERROR(log::Undrain(*bucket->objects(), {.log = log}));
+  session.out << "log " << log << " is free for the next standby\n";
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::vector<Command> FleetCommands() {
-  return {{.name = "fleet list",
-           .help =
-               "who has each log of a state in a store, whether the owner is "
+  return {
+      {.name = "fleet list",
+       .help = "who has each log of a state in a store, whether the owner is "
                "alive, and what a start would replay",
-           .run = List,
-           .words = {"s3://BUCKET/PREFIX"},
-           .offline = true}};
+       .run = List,
+       .words = {"s3://BUCKET/PREFIX"},
+       .offline = true},
+      {.name = "fleet undrain",
+       .help = "lets a process take a log again that is drained",
+       .run = UndrainLog,
+       .words = {"s3://BUCKET/PREFIX"},
+       .flags = {{"log", "N", "the log", ""}},
+       .offline = true}};
 }
 
 }  // namespace weft::client::weftctl

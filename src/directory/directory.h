@@ -26,8 +26,8 @@
 
 namespace weft::directory {
 
-// HOST:PORT of a log's owner: empty if none is known, nullopt if the log has
-// never had one.
+// HOST:PORT of a log's owner: empty if none is known, nullopt if the log has no
+// adapters, because nobody has had it or it is drained.
 using OwnerAddress = std::optional<std::string>;
 
 // What a directory knows about the process that has it, and about the others.

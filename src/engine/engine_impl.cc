@@ -210,7 +210,8 @@ void EngineImpl::Stop() {
   // Nothing writes any more. So another process may go on at once, also after
   // an error of this one.
   if (parts_.state == nullptr || !parts_.state->failure().ok()) return;
-  if (const absl::Status released = parts_.state->Release(); !released.ok()) {
+  if (const absl::Status released = parts_.state->Release(/*drained=*/false);
+      !released.ok()) {
     Log(LogLevel::kWarning, "the state could not be given back",
         {{"reason", released.message()}});
   }

@@ -109,8 +109,9 @@ class State {
   // Returns false while a store does not answer, as far as is known. Then the
   // functions for images fail at once. Does not block.
   virtual bool answers() const { return true; }
-  // Says that this process writes no more, so that another may begin at once.
-  virtual absl::Status Release() { return absl::OkStatus(); }
+  // Says that this process writes no more, so that another may begin at once;
+  // if `drained`, that none is to begin.
+  virtual absl::Status Release(bool /*drained*/) { return absl::OkStatus(); }
 
   // Opens the log for reading from record `first_sequence`, which begins the
   // log or follows the newest snapshot. The state outlives the reader.

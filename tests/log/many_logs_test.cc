@@ -100,12 +100,12 @@ TEST_F(ManyLogsTest, AStandbyNamesAnOwnerThatLives) {
   }
   EXPECT_THAT(named, UnorderedElementsAre("a", "b"));
   // Nobody may be sent to one that has ended.
-  ASSERT_THAT(a->state->Release(), IsOk());
+  ASSERT_THAT(a->state->Release(/*drained=*/false), IsOk());
   for (int i = 0; i < 20; ++i) {
     const auto next = Member(absl::StrCat("next-", i));
     ASSERT_THAT(next->TryTake(), IsOkAndHolds(true));
     EXPECT_EQ(next->state->seen().owner.name, "b");
-    ASSERT_THAT(next->state->Release(), IsOk());
+    ASSERT_THAT(next->state->Release(/*drained=*/false), IsOk());
   }
 }
 
@@ -118,7 +118,7 @@ TEST_F(ManyLogsTest, ARestartInPlaceTakesItsOwnLog) {
   ASSERT_THAT(a->Start(), IsOk());
   EXPECT_EQ(a->log_number(), 0);
   // Log 0 is free, and log 1 seems to be another process's.
-  ASSERT_THAT(a->state->Release(), IsOk());
+  ASSERT_THAT(a->state->Release(/*drained=*/false), IsOk());
   const auto again = Member("b");
   ASSERT_THAT(again->Start(), IsOk());
   EXPECT_EQ(again->log_number(), 1);
@@ -130,7 +130,7 @@ TEST_F(ManyLogsTest, AReleasedLogComesBeforeOneOfADeadOwner) {
   ASSERT_THAT(a->Start(), IsOk());
   const auto b = Member("b");
   ASSERT_THAT(b->Start(), IsOk());
-  ASSERT_THAT(b->state->Release(), IsOk());
+  ASSERT_THAT(b->state->Release(/*drained=*/false), IsOk());
   const auto c = Member("c", kAtOnce);
   ASSERT_THAT(c->Start(), IsOk());
   EXPECT_EQ(c->log_number(), 1);
@@ -179,6 +179,32 @@ TEST_F(ManyLogsTest, ATakeWhoseAnswerIsLostGoesOnWithTheSameLog) {
   ASSERT_THAT(a->Start(), IsOk());
   EXPECT_EQ(a->log_number(), 0);
   EXPECT_FALSE(objects_.objects.contains("owners/1"));
+}
+
+TEST_F(ManyLogsTest, NobodyTakesADrainedLog) {
+  const auto a = Member("a");
+  ASSERT_THAT(a->Start(), IsOk());
+  const auto b = Member("b");
+  ASSERT_THAT(b->Start(), IsOk());
+  ASSERT_THAT(b->Write("b"), IsOk());
+  ASSERT_THAT(b->state->Release(/*drained=*/true), IsOk());
+  // Neither its last owner, nor one for which each owner is dead.
+  for (const std::string name : {"b", "c"}) {
+    const auto next = Member(name, kForEver);
+    EXPECT_THAT(next->TryTake(), IsOkAndHolds(false));
+    EXPECT_EQ(next->state->seen().owner.name, "a");
+  }
+  // So fewer logs are enough.
+  EXPECT_THAT(Reader()->CheckLogs(1), IsOk());
+  MemoryStore store(&objects_);
+  ASSERT_THAT(Undrain(store, {.log = 1}), IsOk());
+  ASSERT_THAT(Undrain(store, {.log = 1}), IsOk());
+  EXPECT_THAT(Reader()->CheckLogs(1),
+              IsStatus(absl::StatusCode::kFailedPrecondition, "owners/1"));
+  const auto c = Member("c");
+  ASSERT_THAT(c->Start(), IsOk());
+  EXPECT_EQ(c->log_number(), 1);
+  EXPECT_EQ(c->found, "b");
 }
 
 TEST_F(ManyLogsTest, TooFewLogsAreRefused) {
@@ -246,7 +272,7 @@ TEST_F(ManyLogsTest, ADamagedLogKeepsNobodyFromTheOther) {
   ASSERT_THAT(a->Start(), IsOk());
   ASSERT_THAT(a->Write("a"), IsOk());
   ASSERT_THAT(a->Write("b"), IsOk());
-  ASSERT_THAT(a->state->Release(), IsOk());
+  ASSERT_THAT(a->state->Release(/*drained=*/false), IsOk());
   objects_.objects.erase(LogKeys().OfPlace(2));
   for (const bool damage_manifest : {false, true}) {
     if (damage_manifest) objects_.objects["owners/0"].bytes = "{}";
@@ -257,9 +283,9 @@ TEST_F(ManyLogsTest, ADamagedLogKeepsNobodyFromTheOther) {
     const auto c = Member("c");
     EXPECT_THAT(c->TryTake(), IsOkAndHolds(false));
     EXPECT_EQ(c->state->seen().owner.name, "b");
-    ASSERT_THAT(b->state->Release(), IsOk());
+    ASSERT_THAT(b->state->Release(/*drained=*/false), IsOk());
     EXPECT_THAT(c->TryTake(), IsOkAndHolds(true));
-    ASSERT_THAT(c->state->Release(), IsOk());
+    ASSERT_THAT(c->state->Release(/*drained=*/false), IsOk());
   }
   objects_.objects["owners/1"].bytes = "{}";
   EXPECT_THAT(Member("d")->TryTake(),

@@ -39,7 +39,7 @@ absl::Status OpenFolder(const EngineOptions& options, const std::string& model,
 absl::StatusOr<directory::OwnerAddress> AddressIn(
     const absl::StatusOr<log::SeenManifest>& seen) {
   WEFT_RETURN_IF_ERROR(seen.status());
-  if (seen->etag.empty()) return std::nullopt;
+  if (seen->etag.empty() || seen->manifest.drained) return std::nullopt;
   return seen->manifest.released ? "" : seen->manifest.owner.address;
 }
 

@@ -105,6 +105,18 @@ absl::StatusOr<SeenManifest> LookAtManifest(store::ObjectStore& store,
   return seen;
 }
 
+absl::Status Undrain(store::ObjectStore& store, const LogKeys& keys) {
+  for (;;) {
+    WEFT_ASSIGN_OR_RETURN(SeenManifest seen, LookAtManifest(store, keys));
+    if (!seen.manifest.drained) return absl::OkStatus();
+    ++seen.manifest.version;
+    seen.manifest.drained = false;
+    const absl::Status written =
+        Write(store, keys, seen.manifest, seen.etag).status();
+    if (!Lost(written)) return written;
+  }
+}
+
 std::vector<absl::StatusOr<SeenManifest>> LookAtManifests(
     store::ObjectStore& store, int num_logs) {
   std::vector<absl::StatusOr<SeenManifest>> seen(num_logs);
@@ -129,6 +141,7 @@ LogClaim LogWatch::Look(const SeenManifest& seen, absl::Time now) {
   }
   looked_ = now;
   if (seen.etag.empty()) return LogClaim::kFree;
+  if (seen.manifest.drained) return LogClaim::kNone;
   if (seen.manifest.owner.name == self_.name) return LogClaim::kOwn;
   if (seen.manifest.released) return LogClaim::kFree;
   return now - since_ >= patience_ ? LogClaim::kOwnerIsDead : LogClaim::kNone;
@@ -184,8 +197,11 @@ absl::Status LogOwner::NameSnapshot(const SnapshotPlace& snapshot) {
       [&snapshot](Manifest& manifest) { manifest.snapshot = snapshot; });
 }
 
-absl::Status LogOwner::Release() {
-  return Change([](Manifest& manifest) { manifest.released = true; });
+absl::Status LogOwner::Release(bool drained) {
+  return Change([drained](Manifest& manifest) {
+    manifest.released = true;
+    manifest.drained = drained;
+  });
 }
 
 absl::Status LogOwner::fenced() const {

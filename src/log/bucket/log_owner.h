@@ -38,9 +38,12 @@ absl::StatusOr<SeenManifest> LookAtManifest(store::ObjectStore& store,
 std::vector<absl::StatusOr<SeenManifest>> LookAtManifests(
     store::ObjectStore& store, int num_logs);
 
+// Has processes take a drained log again. Blocks on the store.
+absl::Status Undrain(store::ObjectStore& store, const LogKeys& keys);
+
 // What a process may do about a log. It tries the last of these first.
 enum class LogClaim {
-  kNone,         // Another process lives and has the log.
+  kNone,         // Another process lives and has the log, or it is drained.
   kOwnerIsDead,  // Another process had it.
   kFree,         // Nobody has had it, or its owner has released it.
   kOwn,          // A process with this one's name had it: this one restarts.
@@ -98,8 +101,9 @@ class LogOwner {
   // From now on a start reads the snapshot, and the log from its place on.
   // REQUIRES: all earlier records are durable.
   absl::Status NameSnapshot(const SnapshotPlace& snapshot);
-  // Says that this owner writes no more.
-  absl::Status Release();
+  // Says that this owner writes no more. If `drained`, nobody takes the log
+  // until Undrain.
+  absl::Status Release(bool drained = false);
 
   // Returns ABORTED if another process has the log.
   absl::Status fenced() const ABSL_LOCKS_EXCLUDED(mu_);

@@ -27,17 +27,19 @@ bool Take(const json& object, const char* name, T* value) {
 }  // namespace
 
 std::string EncodeManifest(const Manifest& manifest) {
-  const json object = {{"epoch", manifest.epoch},
-                       {"version", manifest.version},
-                       {"owner",
-                        {{"name", manifest.owner.name},
-                         {"process", manifest.owner.process},
-                         {"address", manifest.owner.address}}},
-                       {"released", manifest.released},
-                       {"snapshot",
-                        {{"name", manifest.snapshot.name},
-                         {"next_sequence", manifest.snapshot.next_sequence},
-                         {"place", manifest.snapshot.place}}}};
+  json object = {{"epoch", manifest.epoch},
+                 {"version", manifest.version},
+                 {"owner",
+                  {{"name", manifest.owner.name},
+                   {"process", manifest.owner.process},
+                   {"address", manifest.owner.address}}},
+                 {"released", manifest.released},
+                 {"snapshot",
+                  {{"name", manifest.snapshot.name},
+                   {"next_sequence", manifest.snapshot.next_sequence},
+                   {"place", manifest.snapshot.place}}}};
+  // An earlier version refuses no log without this field.
+  if (manifest.drained) object["drained"] = true;
   return object.dump(2, ' ', false, json::error_handler_t::replace);
 }
 
@@ -57,7 +59,9 @@ absl::StatusOr<Manifest> DecodeManifest(const std::string& bytes) {
         Take(owner, "address", &manifest.owner.address) &&
         Take(snapshot, "name", &manifest.snapshot.name) &&
         Take(snapshot, "next_sequence", &manifest.snapshot.next_sequence) &&
-        Take(snapshot, "place", &manifest.snapshot.place)) {
+        Take(snapshot, "place", &manifest.snapshot.place) &&
+        (!object.contains("drained") ||
+         Take(object, "drained", &manifest.drained))) {
       return manifest;
     }
   }

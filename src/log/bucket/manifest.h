@@ -30,6 +30,7 @@ struct Manifest {
   uint64_t version = 0;  // Counts the changes, so that no two are equal.
   Instance owner;
   bool released = false;  // The owner has ended and writes no more.
+  bool drained = false;   // Its adapters have left, and nobody takes the log.
   SnapshotPlace snapshot;
 };
 

@@ -213,7 +213,8 @@ Manifest LivingOwner(const Instance& self, const Claims& claims,
   const size_t first = Crc32c(self.name) % seen.size();
   for (size_t i = 0; i < seen.size(); ++i) {
     const size_t log = (first + i) % seen.size();
-    if (claims[log] == LogClaim::kNone) return seen[log]->manifest;
+    if (claims[log] != LogClaim::kNone) continue;
+    if (!seen[log]->manifest.released) return seen[log]->manifest;
   }
   return {};
 }
@@ -310,12 +311,18 @@ absl::StatusOr<std::vector<int>> StateBucket::ListLogs() const {
 }
 
 absl::Status StateBucket::CheckLogs(int num_logs) const {
-  WEFT_ASSIGN_OR_RETURN(const std::vector<int> logs, ListLogs());
-  if (logs.back() < num_logs) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(
-      "--logs=", num_logs, ": the state has ",
-      store_->NameOf(LogKeys{.log = logs.back()}.Manifest()),
-      ", so it has more logs: give each process --logs=", logs.back() + 1));
+  WEFT_ASSIGN_OR_RETURN(std::vector<int> logs, ListLogs());
+  for (; !logs.empty() && logs.back() >= num_logs; logs.pop_back()) {
+    const LogKeys keys{.log = logs.back()};
+    WEFT_ASSIGN_OR_RETURN(const SeenManifest seen,
+                          LookAtManifest(*store_, keys));
+    if (seen.manifest.drained) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "--logs=", num_logs, ": the state has ",
+        store_->NameOf(keys.Manifest()),
+        ", so it has more logs: give each process --logs=", logs.back() + 1));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status StateBucket::SelectLog(std::optional<int> log) {
@@ -404,10 +411,10 @@ absl::Status StateBucket::CheckAnswers() const {
       absl::StrCat(store_->NameOf(""), " does not answer"));
 }
 
-absl::Status StateBucket::Release() {
+absl::Status StateBucket::Release(bool drained) {
   if (owner_ == nullptr) return absl::OkStatus();
   beats_.reset();
-  return owner_->Release();
+  return owner_->Release(drained);
 }
 
 absl::StatusOr<SnapshotPlace> StateBucket::Newest() const {

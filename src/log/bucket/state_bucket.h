@@ -56,7 +56,7 @@ class StateBucket : public State {
   // had has log 0.
   absl::StatusOr<std::vector<int>> ListLogs() const;
   // Errors: FAILED_PRECONDITION if --logs=`num_logs` leaves out logs that
-  // exist.
+  // exist and are not drained.
   absl::Status CheckLogs(int num_logs) const;
   // From now on reads a log that exists, by default the only one. For a process
   // that takes none. Errors: NOT_FOUND, FAILED_PRECONDITION (there are
@@ -83,7 +83,7 @@ class StateBucket : public State {
   const std::string& model() const override { return model_; }
   absl::Status failure() const override;
   bool answers() const override;
-  absl::Status Release() override;
+  absl::Status Release(bool drained) override;
   absl::StatusOr<std::unique_ptr<LogReader>> OpenLog(
       uint64_t first_sequence) const override;
   absl::StatusOr<std::unique_ptr<LogSink>> ContinueLog(
