@@ -97,7 +97,8 @@ for name in "${names[@]}"; do
     alternatives+=("DNS:${name}")
   fi
 done
-sign "${names[0]}" "extendedKeyUsage=serverAuth
+# Edges of a fleet are clients of each other.
+sign "${names[0]}" "extendedKeyUsage=serverAuth,clientAuth
 subjectAltName=$(IFS=, && echo "${alternatives[*]}")" \
   "${dir}/tls/tls.crt" "${dir}/tls/tls.key"
 echo "${CA}: give this file to clients (WEFT_CA, --ca); it is not secret"

@@ -8,12 +8,16 @@ readonly HERE
 
 usage() {
   cat <<'USAGE'
-Usage: run.sh [--dir DIR] [--listen [ADDRESS:]PORT] [--mtls] [-- COMMAND...]
+Usage: run.sh [--dir DIR] [--listen [ADDRESS:]PORT] [--mtls] [--fleet NAME]
+              [-- COMMAND...]
   --dir DIR  has the folder tls with tls.crt and tls.key, and optionally an
              nginx.conf in place of the one beside this script (default:
              run/edge of the checkout)
   --listen   in place of the port of nginx.conf, 8443 on all addresses
   --mtls     clients must show a certificate that DIR/tls/ca.crt has signed
+  --fleet    sends calls to the edges of other servers, whose certificates must
+             be for NAME and signed by DIR/tls/edges.crt, or else by
+             DIR/tls/ca.crt
   COMMAND    for example weftd with its flags. SIGTERM goes to it first, and
              nginx serves until it has ended
 Files of DIR that change are used within three seconds, and after SIGHUP.
@@ -23,12 +27,14 @@ USAGE
 dir="${HERE}/../../run/edge"
 listen=""
 mtls=0
+fleet=""
 command=()
 while (($# > 0)); do
   case "$1" in
     --dir) dir="${2:?--dir needs a folder}"; shift 2 ;;
     --listen) listen="${2:?--listen needs a port}"; shift 2 ;;
     --mtls) mtls=1; shift ;;
+    --fleet) fleet="${2:?--fleet needs a name}"; shift 2 ;;
     --) shift; command=("$@"); break ;;
     -h | --help) usage; exit 0 ;;
     *) echo "edge: unknown option $1" >&2; usage >&2; exit 2 ;;
@@ -37,6 +43,11 @@ done
 readonly listen NEAR_DAYS=21
 if [[ -n "${listen}" && ! "${listen}" =~ ^([][0-9a-zA-Z.:-]+:)?[0-9]+$ ]]; then
   echo "edge: --listen is '${listen}', must be PORT or ADDRESS:PORT" >&2
+  exit 2
+fi
+
+if [[ -n "${fleet}" && ! "${fleet}" =~ ^[0-9a-zA-Z.-]+$ ]]; then
+  echo "edge: --fleet is '${fleet}', must be a name" >&2
   exit 2
 fi
 
@@ -67,6 +78,28 @@ loggers=()
 trap 'exec >/dev/null 2>&1; wait "${loggers[@]}" || true; rm -rf "${work}"' EXIT
 ln -s "${dir}/tls" "${work}/tls"
 if ((mtls)); then ln -s "${HERE}/mtls.conf" "${work}/mtls.conf"; fi
+# Bodies wait for the answer whose they are, because nginx sends them again. An
+# edge shows its own certificate to one that wants one (--mtls).
+write_fleet() {
+  local ca=ca.crt module
+  if [[ -e "${dir}/tls/edges.crt" ]]; then ca=edges.crt; fi
+  if [[ ! -r "${dir}/tls/${ca}" ]]; then
+    echo "edge: --fleet: ${dir}/tls has no edges.crt or ca.crt with the authority" \
+      "of the other edges' certificates" >&2
+    exit 1
+  fi
+  echo "set \$fleet 1;"
+  echo "proxy_request_buffering on;"
+  for module in grpc proxy; do
+    printf "${module}_ssl_%s;\n" "verify on" "verify_depth 4" "server_name on" \
+      "name ${fleet}" "trusted_certificate tls/${ca}" \
+      "certificate tls/tls.crt" "certificate_key tls/tls.key"
+  done
+  # Addresses need none of these.
+  sed -nE 's/^nameserver ([0-9.]+)$/\1/p' /etc/resolv.conf 2>/dev/null |
+    paste -sd ' ' | sed -nE 's/^(.+)$/resolver \1;/p'
+}
+if [[ -n "${fleet}" ]]; then write_fleet >"${work}/fleet.conf"; fi
 choose_conf() {
   conf="${HERE}/nginx.conf"
   if [[ -e "${dir}/nginx.conf" ]]; then conf="${dir}/nginx.conf"; fi
@@ -86,7 +119,7 @@ write_conf
 nginx_here() { nginx -p "${work}" -c nginx.conf -e stderr "$@"; }
 contents() {
   choose_conf
-  cat "${conf}" "${work}"/tls/{tls.crt,tls.key,ca.crt} 2>/dev/null | cksum || true
+  cat "${conf}" "${work}"/tls/{tls.crt,tls.key,ca.crt,edges.crt} 2>/dev/null | cksum || true
 }
 warn_of_expiry() {
   local until
@@ -158,6 +191,10 @@ exec >"${work}/out" 2>"${work}/err"
 nginx_here -t -q
 if ((mtls)) && ! grep -q '^ *ssl_verify_client on;' <<<"$(nginx_here -T -q 2>/dev/null)"; then
   echo "edge: --mtls has no effect, because ${dir}/nginx.conf does not include mtls.conf" >&2
+  exit 1
+fi
+if [[ -n "${fleet}" ]] && ! grep -q '^set .fleet 1;' <<<"$(nginx_here -T -q 2>/dev/null)"; then
+  echo "edge: --fleet has no effect, because ${dir}/nginx.conf does not include fleet.conf" >&2
   exit 1
 fi
 warn_of_expiry

@@ -181,13 +181,30 @@ absl::Status Listeners::StartMetrics() {
   return absl::OkStatus();
 }
 
-absl::Status Listeners::Authorize(const HttpRequest& request) {
-  if (core_.authenticator == nullptr) return absl::OkStatus();
-  // A token of any scope may make this call, so its token alone is judged.
-  return core_.authenticator
-      ->CheckHttp(RpcPath(Rpc::kGetInfo), request.authorization,
-                  request.original_uri, request.peer)
-      .status();
+absl::StatusOr<std::string> Listeners::Authorize(const HttpRequest& request) {
+  Caller caller;
+  if (core_.authenticator != nullptr) {
+    // A token of any scope may make this call, so its token alone is judged.
+    WEFT_ASSIGN_OR_RETURN(caller,
+                          core_.authenticator->CheckHttp(
+                              RpcPath(Rpc::kGetInfo), request.authorization,
+                              request.original_uri, request.peer));
+  }
+  return request.door.empty() ? "" : OwnerOf(caller, request.adapter_id);
+}
+
+std::string Listeners::OwnerOf(const Caller& caller,
+                               std::string adapter_id) const {
+  const engine::Engine* const engine = core_.engine.Peek();
+  if (engine == nullptr) {
+    const std::optional<Reason> reason = FindReason(core_.engine.NotYet());
+    const bool moved = reason && reason->values.contains("address");
+    return moved ? reason->values.at("address") : "";
+  }
+  if (adapter_id.empty() || !caller.Qualify(FieldsOf(&adapter_id)).ok()) {
+    return "";
+  }
+  return engine->OwnerOf(adapter_id);
 }
 
 absl::Status Listeners::StartTinker() {

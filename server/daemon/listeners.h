@@ -106,8 +106,12 @@ class Listeners {
   absl::Status StartGrpc();
   absl::StatusOr<std::shared_ptr<grpc::ServerCredentials>> MakeCredentials();
   absl::Status StartMetrics();
-  // Returns whether the token of an HTTP request is good.
-  absl::Status Authorize(const HttpRequest& request);
+  // Judges the token of a call at the edge. Returns HOST:PORT of another edge,
+  // if the call is known to be for a server behind it; never waits for that.
+  absl::StatusOr<std::string> Authorize(const HttpRequest& request);
+  // Returns where the owner of the caller's adapter is, or of the state while
+  // this process stands by; empty if that is here or not known.
+  std::string OwnerOf(const Caller& caller, std::string adapter_id) const;
   absl::Status StartTinker();
   absl::Status StartConsole();
   // For Drain and Undrain of clients. EndDrain fails after StartDraining.

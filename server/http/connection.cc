@@ -229,6 +229,8 @@ class Connection final : public std::enable_shared_from_this<Connection> {
                                            : forwarded_host,
             .forwarded_proto = only("X-Forwarded-Proto"),
             .original_uri = only("X-Original-URI"),
+            .door = only("weft-door"),
+            .adapter_id = only("weft-adapter-id"),
             .body = "",
             .peer = ClientAddress(peer, peer_.address().is_loopback(),
                                   only("X-Real-IP")),

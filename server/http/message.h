@@ -14,6 +14,8 @@ namespace weft::server {
 
 inline constexpr char kJsonType[] = "application/json";
 inline constexpr char kProtobufType[] = "application/x-protobuf";
+// In a reply to the edge: HOST:PORT of the edge that is to get the request.
+inline constexpr char kOwnerHeader[] = "weft-owner";
 
 // A request. While only its header has arrived, `body` is empty.
 struct HttpRequest {
@@ -32,6 +34,10 @@ struct HttpRequest {
   std::string host;
   std::string forwarded_proto;
   std::string original_uri;
+  // The edge sends these two. It has a `door` if it can send the request to
+  // another edge.
+  std::string door;
+  std::string adapter_id;
 
   std::string body;
   // The client's address (ClientAddress); empty if it is unknown.

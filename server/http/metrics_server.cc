@@ -38,9 +38,13 @@ HttpReply Answer(const MetricsSources& sources, const HttpRequest& request) {
   if (path == "/livez") return HealthReply(sources.live());
   if (path == "/readyz") return HealthReply(sources.ready());
   if (path == "/authorize") {
-    const absl::Status status = sources.authorize(request);
-    return status.ok() ? HttpReply{.status = 204}
-                       : Text(401, std::string(status.message()) + "\n");
+    const absl::StatusOr<std::string> owner = sources.authorize(request);
+    if (!owner.ok()) {
+      return Text(401, std::string(owner.status().message()) + "\n");
+    }
+    HttpReply reply{.status = 204};
+    if (!owner->empty()) reply.headers.emplace_back(kOwnerHeader, *owner);
+    return reply;
   }
   return Text(404, "there is /metrics, /livez, /readyz and /authorize\n");
 }

@@ -22,8 +22,9 @@ struct MetricsSources {
   std::function<bool()> live;
   std::function<bool()> ready;
   // Returns whether the request's token is good. The edge asks this before it
-  // lets a call reach gRPC, which strangers must not reach.
-  std::function<absl::Status(const HttpRequest&)> authorize;
+  // lets a call reach gRPC, which strangers must not reach. Returns HOST:PORT
+  // of the server that is to get the call, or nothing for this one.
+  std::function<absl::StatusOr<std::string>(const HttpRequest&)> authorize;
 };
 
 // Listens on HOST:PORT. Errors: those of HttpServer::Bind.

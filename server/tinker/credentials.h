@@ -26,8 +26,8 @@ absl::StatusOr<std::string> NewId();
 absl::StatusOr<std::string> Sign(const std::string& text);
 
 // The secret, which a process draws at first. With a state, the first process
-// keeps it, and later ones take it, so that what one has signed is good for the
-// next.
+// keeps it, and later ones and those with its other logs take it, so that what
+// one has signed is good for all.
 absl::StatusOr<std::string> SigningSecret();
 // Returns false if `secret` is none.
 bool TakeSigningSecret(const std::string& secret);

@@ -147,9 +147,11 @@ void TinkerFront::Every(absl::Duration interval, std::function<void()> work) {
 
 void TinkerFront::EngineIsReady() {
   server_->Post([&front = *front_] {
-    RestoreTables(front);
-    RestoreSteps(front);
-    front.adapters.SweepDeletions();
+    RestoreSecret(front, [&front] {
+      RestoreTables(front);
+      RestoreSteps(front);
+      front.adapters.SweepDeletions();
+    });
   });
 }
 

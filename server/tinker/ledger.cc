@@ -23,6 +23,8 @@
 namespace weft::server::tinker {
 namespace {
 
+constexpr char kSigningSecret[] = "signing";
+
 constexpr const char* kKindNames[] = {"session", "model",  "sampler",
                                       "orphan",  "making", "loss",
                                       "usage",   "event",  "secret"};
@@ -164,23 +166,43 @@ void MakeModels(Front& front, std::vector<LedgerEntry> entries, size_t next) {
   front.ready = true;
 }
 
-// Takes the secret of earlier processes, or keeps this one's for later ones.
-void RestoreSecret(Front& front) {
-  const std::vector<LedgerEntry> kept =
-      front.ledger.ReadAll(EntryKind::kSecret);
-  if (!kept.empty() && TakeSigningSecret(kept.front().bytes)) return;
-  absl::StatusOr<std::string> secret = SigningSecret();
-  if (!secret.ok()) return;  // Then signing fails, and says so.
-  front.ledger.Put(
-      EntryKind::kSecret,
-      {.id = "signing", .fields = Json::object(), .bytes = *std::move(secret)},
-      [](const absl::Status&) {});
+// Takes the secret that all logs of the state have, or gives them this one's.
+void ShareSecret(Front& front, const std::string& secret,
+                 const std::function<void()>& then) {
+  const auto take = [&front, secret,
+                     then](const absl::StatusOr<std::string>& shared) {
+    if (shared.ok() && TakeSigningSecret(*shared)) return then();
+    front.after(kPause,
+                [&front, secret, then] { ShareSecret(front, secret, then); });
+  };
+  front.port.core()->engine.Peek()->Agree(
+      kSigningSecret, secret,
+      [port = front.port, take](const absl::StatusOr<std::string>& shared) {
+        port.Post([take, shared] { take(shared); });
+      });
 }
 
 }  // namespace
 
+void RestoreSecret(Front& front, const std::function<void()>& then) {
+  const std::vector<LedgerEntry> kept =
+      front.ledger.ReadAll(EntryKind::kSecret);
+  const bool taken = !kept.empty() && TakeSigningSecret(kept.front().bytes);
+  const absl::StatusOr<std::string> secret = SigningSecret();
+  if (!secret.ok()) return then();  // Then signing fails, and says so.
+  if (front.port.core()->engine.Peek()->info().num_logs > 1) {
+    return ShareSecret(front, *secret, then);
+  }
+  if (!taken) {
+    front.ledger.Put(
+        EntryKind::kSecret,
+        {.id = kSigningSecret, .fields = Json::object(), .bytes = *secret},
+        [](const absl::Status&) {});
+  }
+  then();
+}
+
 void RestoreTables(Front& front) {
-  RestoreSecret(front);
   RestoreSessions(front, SteadyNow());
   RestoreModels(front);
   RestoreSamplers(front);

@@ -116,6 +116,11 @@ Json CallerToJson(const Caller& caller);
 // has no tenant.
 Caller CallerFromJson(const Json& json);
 
+// Takes the secret of earlier processes, and of those with the state's other
+// logs, or keeps this one's for them (credentials.h). Then runs `then`, on the
+// front's thread. REQUIRES: the engine is ready.
+void RestoreSecret(Front& front, const std::function<void()>& then);
+
 // Restores sessions, models, sampling sessions, custom losses, adapters to
 // delete and accounts. Then sets Front::restored. REQUIRES: the engine is
 // ready.

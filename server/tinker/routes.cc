@@ -1,6 +1,7 @@
 #include "server/tinker/routes.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -13,6 +14,7 @@
 #include "server/http/url.h"
 #include "server/tinker/credentials.h"
 #include "server/tinker/handlers.h"
+#include "server/tinker/logs.h"
 #include "server/tinker/wire.pb.h"
 #include "server/tinker/wire/body.h"
 #include "server/wire/parse_cost.h"
@@ -154,6 +156,10 @@ absl::Status Act(Front& front, const Route& route, const CallPtr& call,
                  const Respond& respond) {
   if (const auto* const refusal = std::get_if<const char*>(&route.action)) {
     return absl::UnimplementedError(*refusal);
+  }
+  if (const std::optional<int> log = OtherLogOf(front, route, *call)) {
+    SendToLog(front, *log, *call, respond);
+    return absl::OkStatus();
   }
   if (const auto* const handler = std::get_if<Handler*>(&route.action)) {
     return (**handler)(front, call, respond);

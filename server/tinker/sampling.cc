@@ -10,6 +10,7 @@
 #include "server/tinker/checkpoints.h"
 #include "server/tinker/credentials.h"
 #include "server/tinker/handlers.h"
+#include "server/tinker/logs.h"
 #include "server/tinker/sessions.h"
 #include "server/tinker/steps.h"
 #include "server/tinker/wire/fields.h"
@@ -55,8 +56,12 @@ absl::StatusOr<Sampler> ReadSampler(Front& front, const Call& call) {
                     "is required, or model_path or base_model");
   }
   if (!base.empty()) WEFT_RETURN_IF_ERROR(CheckBaseModel(front, base));
-  if (path.empty()) return Sampler{.id = absl::StrCat("base:", call.owner())};
-  return Sampler{.id = absl::StrCat("path:", call.owner()), .model_path = path};
+  const std::string log = LogPrefix(front);
+  if (path.empty()) {
+    return Sampler{.id = absl::StrCat(log, "base:", call.owner())};
+  }
+  return Sampler{.id = absl::StrCat(log, "path:", call.owner()),
+                 .model_path = path};
 }
 
 // Returns the last part of the future's id. Nobody can guess it, so nobody but

@@ -15,6 +15,7 @@
 #include "server/tinker/checkpoints.h"
 #include "server/tinker/credentials.h"
 #include "server/tinker/handlers.h"
+#include "server/tinker/logs.h"
 #include "server/tinker/training.h"
 #include "server/tinker/wire/fields.h"
 #include "server/wire/field_checks.h"
@@ -185,7 +186,7 @@ absl::Status CreateSession(Front& front, const CallPtr& call,
     respond(JsonReply(MadeSession(earlier->id)));
     return absl::OkStatus();
   }
-  WEFT_ASSIGN_OR_RETURN(const std::string id, NewId());
+  WEFT_ASSIGN_OR_RETURN(const std::string id, NewSessionId(front));
   const std::string making =
       absl::StrCat("session ", call->owner(), " ", key.empty() ? id : key);
   // All requests with one key get the session that the first one made.

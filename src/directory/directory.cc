@@ -13,6 +13,7 @@ namespace weft::directory {
 namespace {
 
 constexpr char kEntries[] = "adapters/";
+constexpr char kShared[] = "shared/";
 constexpr uint64_t kMaxEntryBytes = 4096;
 constexpr char kLog[] = "log";
 constexpr char kAway[] = "the store of the adapters' names does not answer";
@@ -29,6 +30,20 @@ absl::Status AsAnswer(const absl::Status& status) {
 }
 
 }  // namespace
+
+Directory::Directory(store::ObjectStore* store, Logs logs)
+    : store_(*store),
+      logs_(std::move(logs)),
+      memory_(std::make_unique<OwnerMemory>(
+          [this](int log) -> absl::StatusOr<std::string> {
+            if (!logs_.answers()) return absl::UnavailableError(kAway);
+            const absl::StatusOr<OwnerAddress> owner = logs_.owner(log);
+            WEFT_RETURN_IF_ERROR(AsAnswer(owner.status()));
+            return owner->value_or("");
+          },
+          [this](const std::string& adapter_id) {
+            Find(adapter_id).IgnoreError();
+          })) {}
 
 absl::StatusOr<Directory::Entry> Directory::Read(
     const std::string& adapter_id) const {
@@ -56,6 +71,7 @@ absl::Status Directory::CheckOwn(const std::string& adapter_id,
   if (*entry.log == logs_.own) return absl::OkStatus();
   const absl::StatusOr<OwnerAddress> owner = logs_.owner(*entry.log);
   WEFT_RETURN_IF_ERROR(AsAnswer(owner.status()));
+  memory_->Note(adapter_id, *entry.log, owner->value_or(""));
   return MovedTo(owner->value_or(""), adapter_id);
 }
 
@@ -63,6 +79,7 @@ absl::Status Directory::Find(const std::string& adapter_id) const {
   const absl::StatusOr<Entry> entry = Read(adapter_id);
   if (entry.ok()) WEFT_RETURN_IF_ERROR(CheckOwn(adapter_id, *entry));
   if (!entry.ok() && !absl::IsNotFound(entry.status())) return entry.status();
+  memory_->Forget(adapter_id);
   return AsAnswer(logs_.confirm_own());
 }
 
@@ -159,6 +176,20 @@ absl::StatusOr<std::vector<std::string>> Directory::OtherOwners() const {
     addresses.push_back(*owner);
   }
   return addresses;
+}
+
+absl::StatusOr<std::string> Directory::Agree(const std::string& name,
+                                             const std::string& bytes) {
+  if (!logs_.answers()) return absl::UnavailableError(kAway);
+  const std::string key = absl::StrCat(kShared, name);
+  const absl::Status made = store_.Create(key, {bytes}).status();
+  if (!absl::IsAlreadyExists(made)) {
+    WEFT_RETURN_IF_ERROR(AsAnswer(made));
+    return bytes;
+  }
+  absl::StatusOr<store::Object> there = store_.Get(key, kMaxEntryBytes);
+  WEFT_RETURN_IF_ERROR(AsAnswer(there.status()));
+  return std::move(there->bytes);
 }
 
 }  // namespace weft::directory

@@ -2,6 +2,7 @@
 // at most one adapter in all logs.
 //
 //   adapters/<adapter id>    the log of the adapter, and which claim it is
+//   shared/<name>            what all logs use (Agree)
 //
 // No two entries are equal, so that a late deletion spares a newer one.
 // An entry comes before the adapter, and goes after it. So after a crash an
@@ -13,6 +14,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -22,6 +24,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "src/base/threads/mutex.h"
+#include "src/directory/owner_memory.h"
 #include "src/store/object_store.h"
 
 namespace weft::directory {
@@ -48,14 +51,19 @@ struct Logs {
 // answer, or if another process has this log, and others of object_store.h.
 // "Moved" is the error MovedTo (reason.h) with the address of another log's
 // owner.
-// Threads: EndClaim any; the others the I/O thread.
+// Threads: EndClaim and Find any; the others the I/O thread.
 class Directory {
  public:
   // `store` outlives the object.
-  Directory(store::ObjectStore* store, Logs logs)
-      : store_(*store), logs_(std::move(logs)) {}
+  Directory(store::ObjectStore* store, Logs logs);
 
   bool has_others() const { return logs_.count > 1; }
+  int own() const { return logs_.own; }
+  int count() const { return logs_.count; }
+
+  // What earlier calls have learned, for those who cannot wait for the store.
+  // Any thread may use it.
+  OwnerMemory& memory() const { return *memory_; }
 
   // Returns OK if this log has the name, or none does: then what this process
   // knows about the adapter is right. Errors: moved, if another log has it.
@@ -79,6 +87,11 @@ class Directory {
   // if one has no owner now.
   absl::StatusOr<std::vector<std::string>> OtherOwners() const;
 
+  // Returns the bytes that all logs use under a name: `bytes`, if no process
+  // has given others before.
+  absl::StatusOr<std::string> Agree(const std::string& name,
+                                    const std::string& bytes);
+
  private:
   struct Entry {
     std::optional<int> log;  // None: the entry is damaged.
@@ -100,6 +113,7 @@ class Directory {
   Mutex mu_;
   // How many claims of a name have not ended.
   std::map<std::string, int> claims_ ABSL_GUARDED_BY(mu_);
+  const std::unique_ptr<OwnerMemory> memory_;  // Ends first: it calls Find.
 };
 
 }  // namespace weft::directory

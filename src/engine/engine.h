@@ -111,6 +111,21 @@ class Engine {
   // Returns the notes whose names begin with `prefix`.
   virtual Notes NotesWith(const std::string& prefix) const = 0;
 
+  // Without --state or with one log there are no other logs.
+  //
+  // Returns HOST:PORT of the process that has another log's adapter, as far as
+  // is known without asking the store; empty otherwise.
+  virtual std::string OwnerOf(const std::string& adapter_id) const = 0;
+  // Gives `done` HOST:PORT of the process that has another log. `done` runs at
+  // once if this was read a moment ago. Errors: NOT_FOUND (there is no such
+  // log, or the engine has it), UNAVAILABLE (nobody has it now, or the store
+  // does not answer).
+  virtual void FindOwner(int log, Callback<std::string> done) = 0;
+  // Gives `done` the bytes that the engines of all logs use under a name:
+  // `bytes`, if none of them has given others before. Errors: UNAVAILABLE.
+  virtual void Agree(const std::string& name, const std::string& bytes,
+                     Callback<std::string> done) = 0;
+
   // `on_delta` may be empty. Otherwise it runs on the reply thread for each new
   // piece of a sample, in order, before `done`.
   virtual CancelHandle Sample(SampleRequest request,

@@ -307,6 +307,29 @@ void EngineImpl::PutNote(const std::string& name, std::string value,
   context_.PostReply([done = std::move(done)] { done(absl::OkStatus()); });
 }
 
+std::string EngineImpl::OwnerOf(const std::string& adapter_id) const {
+  if (parts_.info.num_logs == 1) return "";
+  // An adapter that has come here counts, whatever is remembered.
+  if (dispatcher_.adapters().KeyOf(adapter_id)) return "";
+  return context_.directory->memory().OwnerOf(adapter_id);
+}
+
+void EngineImpl::FindOwner(int log, Callback<std::string> done) {
+  if (log < 0 || log >= parts_.info.num_logs || log == parts_.info.log) {
+    return done(absl::NotFoundError(
+        absl::StrCat("there is no other log with number ", log)));
+  }
+  context_.directory->memory().FindOwner(log, std::move(done));
+}
+
+void EngineImpl::Agree(const std::string& name, const std::string& bytes,
+                       Callback<std::string> done) {
+  if (context_.directory == nullptr) return done(bytes);
+  RunOnDisk("", std::move(done), [this, name, bytes] {
+    return context_.directory->Agree(name, bytes);
+  });
+}
+
 CancelHandle EngineImpl::Sample(SampleRequest request,
                                 std::function<void(SampleDelta)> on_delta,
                                 Callback<SampleResult> done) {

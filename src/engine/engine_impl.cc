@@ -184,6 +184,10 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
                 [this](log::AcceptedRecord& step) { Resume(step); }) {
   parts_.info.cached_tokens = sample_loop_.cached_tokens();
   if (parts_.state != nullptr) log_metrics_.emplace(registry);
+  if (parts_.directory != nullptr) {
+    parts_.info.log = parts_.directory->own();
+    parts_.info.num_logs = parts_.directory->count();
+  }
   ShowMemory(parts_.memory.value_or(MemorySplit()), registry);
   adapter_io_.RemoveStaleFiles();
   thread_ = std::thread([this] { Loop(); });
@@ -205,6 +209,7 @@ void EngineImpl::Stop() {
   // An I/O task's answer waits for the log, which passes it to the reply
   // thread when it is on disk.
   io_.Stop();
+  if (parts_.directory != nullptr) parts_.directory->memory().Stop();
   recorder_.Stop();
   replies_.Stop();
   // Nothing writes any more. So another process may go on at once, also after

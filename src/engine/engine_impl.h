@@ -133,6 +133,10 @@ class EngineImpl final : public Engine {
   Notes NotesWith(const std::string& prefix) const override {
     return recorder_.NotesWith(prefix);
   }
+  std::string OwnerOf(const std::string& adapter_id) const override;
+  void FindOwner(int log, Callback<std::string> done) override;
+  void Agree(const std::string& name, const std::string& bytes,
+             Callback<std::string> done) override;
   void ReleaseSnapshot(ReleaseSnapshotRequest request,
                        Callback<bool> done) override;
   void ExportAdapter(ExportAdapterRequest request,

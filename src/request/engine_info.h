@@ -38,6 +38,8 @@ struct EngineInfo {
   uint64_t replay_window = 0;         // Latest steps whose replies are kept.
   bool has_byte_decoder = false;      // True if StopRule::byte_strings work.
   bool keeps_sample_records = false;  // True if SampleRequest::record works.
+  int log = 0;       // The log of the state that the engine has.
+  int num_logs = 1;  // Of the state.
 };
 
 }  // namespace weft

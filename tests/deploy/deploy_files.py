@@ -24,7 +24,6 @@ MIXES = (
     "gpu durable",
     "edge mtls monitoring",
     "gpu edge mtls durable monitoring group",
-    "gpu durable replicas",
     "monitoring standby",
 )
 MANIFESTS = OVERLAYS + MIXES

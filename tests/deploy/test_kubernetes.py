@@ -237,14 +237,7 @@ def test_gpus_are_asked_for_where_there_are_some() -> None:
 
     assert "nvidia.com/gpu" not in limits("dev-cpu")
     assert configuration("dev-cpu")["WEFT_DEVICE"] == "cpu"
-    for name in (
-        "single-gpu",
-        "multi-gpu",
-        "replicas",
-        "production",
-        "standby",
-        "fleet",
-    ):
+    for name in ("single-gpu", "multi-gpu", "production", "standby", "fleet"):
         assert limits(name)["nvidia.com/gpu"] == "1"
         assert configuration(name)["WEFT_DEVICE"] == "cuda"
         assert pod(name)["containers"][0]["image"] == "weft:cuda"
@@ -254,8 +247,7 @@ def test_gpus_are_asked_for_where_there_are_some() -> None:
 def test_a_client_needs_one_label_and_selectors_choose_these_pods(name: str) -> None:
     policies = by_name(name, "NetworkPolicy")
     budgets = by_name(name, "PodDisruptionBudget")
-    front = "weft-envoy" if "weft-envoy" in policies else "weftd"
-    (peer,) = policies[front]["spec"]["ingress"][0]["from"]
+    (peer,) = policies["weftd"]["spec"]["ingress"][0]["from"]
     assert peer == {
         "namespaceSelector": {},
         "podSelector": {"matchLabels": {"weft.dev/client": "true"}},

@@ -75,6 +75,25 @@ TEST_F(DirectoryTest, OneLogHasAName) {
   EXPECT_THAT(zero_.Claim("t/a"), IsOk());
 }
 
+TEST_F(DirectoryTest, RemembersWhereAdaptersAre) {
+  ASSERT_THAT(zero_.Claim("t/a"), IsOk());
+  EXPECT_EQ(one_.memory().OwnerOf("t/a"), "");
+  EXPECT_EQ(AddressIn(one_.Find("t/a")), "zero:1");
+  EXPECT_EQ(one_.memory().OwnerOf("t/a"), "zero:1");
+  // The adapter is gone, or has come here.
+  zero_.EndClaim("t/a");
+  ASSERT_THAT(zero_.Free("t/a", None), IsOk());
+  EXPECT_THAT(one_.Find("t/a"), IsOk());
+  EXPECT_EQ(one_.memory().OwnerOf("t/a"), "");
+}
+
+TEST_F(DirectoryTest, AllLogsUseTheBytesThatCameFirst) {
+  EXPECT_EQ(zero_.Agree("secret", "first").value(), "first");
+  EXPECT_EQ(one_.Agree("secret", "second").value(), "first");
+  EXPECT_EQ(zero_.Agree("secret", "third").value(), "first");
+  EXPECT_EQ(one_.Agree("other", "second").value(), "second");
+}
+
 TEST_F(DirectoryTest, AnOwnerThatIsNotKnownMayComeLater) {
   ASSERT_THAT(zero_.Claim("a"), IsOk());
   owners_[0] = "";

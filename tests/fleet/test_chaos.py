@@ -4,7 +4,6 @@ a run without disturbances."""
 
 from __future__ import annotations
 
-import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +20,7 @@ from daemon import wait_until
 from door import Door
 from durable import KIND
 from members import Fleet
+from sdk_process import END, SdkClient
 from trainers import FLAGS, Trainer, running
 
 import weft
@@ -29,53 +29,6 @@ pytestmark = pytest.mark.skipif(
     not stores.is_installed(),
     reason="no build/store-venv: object stores were NOT tested",
 )
-
-END = "end"
-# The SDK repeats what fails for five minutes, with long pauses.
-SDK_SECONDS = 300.0
-
-
-class SdkClient:
-    """A program that trains with the Tinker SDK, if that is installed."""
-
-    def __init__(self, url: str, folder: Path, rounds: int = -1) -> None:
-        self._folder = folder
-        folder.mkdir()
-        script = Path(__file__).with_name("sdk_client.py")
-        environment = tinker_sdk.environment(url)
-        environment["PYTHONPATH"] = str(script.parents[1] / "tinker")
-        command = [str(tinker_sdk.SDK), str(script), "toy", str(folder), END]
-        with (folder / "output").open("wb") as output:
-            self._process = subprocess.Popen(
-                [*command, str(rounds)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=environment,
-            )
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    @property
-    def rounds(self) -> int:
-        file = self._folder / f"{END}.rounds"
-        return int(file.read_text()) if file.exists() else 0
-
-    def expect_running(self) -> None:
-        assert self._process.poll() is None, self._output()
-
-    def stop(self) -> None:
-        """Lets the program end after its round."""
-        (self._folder / "stop").touch()
-        self.expect_success()
-
-    def expect_success(self) -> None:
-        assert self._process.wait(SDK_SECONDS) == 0, self._output()
-
-    def _output(self) -> str:
-        return (self._folder / "output").read_text()[-3000:]
 
 
 def ends(trainers: list[Trainer], client: Any, folder: Path) -> dict[str, bytes]:

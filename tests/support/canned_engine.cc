@@ -65,6 +65,39 @@ void CannedEngine::PutNote(const std::string& name, std::string value,
   replies_.Post([done = std::move(done)] { done(absl::OkStatus()); });
 }
 
+void CannedEngine::SetOwners(std::map<int, std::string> logs,
+                             std::map<std::string, std::string> adapters) {
+  MutexLock lock(&mu_);
+  log_owners_ = std::move(logs);
+  adapter_owners_ = std::move(adapters);
+}
+
+void CannedEngine::SetAgreed(std::string bytes) {
+  MutexLock lock(&mu_);
+  agreed_ = std::move(bytes);
+}
+
+std::string CannedEngine::OwnerOf(const std::string& adapter_id) const {
+  MutexLock lock(&mu_);
+  const auto found = adapter_owners_.find(adapter_id);
+  return found == adapter_owners_.end() ? "" : found->second;
+}
+
+void CannedEngine::FindOwner(int log, Callback<std::string> done) {
+  MutexLock lock(&mu_);
+  const auto found = log_owners_.find(log);
+  absl::StatusOr<std::string> owner = absl::UnavailableError("no owner");
+  if (found != log_owners_.end()) owner = found->second;
+  replies_.Post([done = std::move(done), owner] { done(owner); });
+}
+
+void CannedEngine::Agree(const std::string& /*name*/, const std::string& bytes,
+                         Callback<std::string> done) {
+  MutexLock lock(&mu_);
+  if (agreed_.empty()) agreed_ = bytes;
+  replies_.Post([done = std::move(done), agreed = agreed_] { done(agreed); });
+}
+
 void CannedEngine::EraseNote(const std::string& name) {
   MutexLock lock(&mu_);
   notes_.erase(name);

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <map>
 #include <optional>
 #include <string>
 #include <thread>
@@ -64,6 +65,11 @@ class CannedEngine final : public engine::Engine {
   void HoldDownloads();
   void ReleaseDownloads();
   void FailForGood(absl::Status status);
+  // Sets who has the other logs and their adapters, by number and by name.
+  void SetOwners(std::map<int, std::string> logs,
+                 std::map<std::string, std::string> adapters);
+  // Sets what the other logs have agreed on, whatever its name.
+  void SetAgreed(std::string bytes);
 
   // What the engine has been asked for and has done.
   struct Seen {
@@ -121,6 +127,10 @@ class CannedEngine final : public engine::Engine {
                std::function<void(const absl::Status&)> done) override;
   void EraseNote(const std::string& name) override;
   Notes NotesWith(const std::string& prefix) const override;
+  std::string OwnerOf(const std::string& adapter_id) const override;
+  void FindOwner(int log, Callback<std::string> done) override;
+  void Agree(const std::string& name, const std::string& bytes,
+             Callback<std::string> done) override;
   void ReleaseSnapshot(ReleaseSnapshotRequest request,
                        Callback<bool> done) override;
   void DownloadCheckpoint(std::string adapter_id, std::string name,
@@ -203,6 +213,9 @@ class CannedEngine final : public engine::Engine {
   absl::Time heartbeat_ ABSL_GUARDED_BY(mu_) = clock_.Now();
   std::optional<absl::Time> hangs_since_ ABSL_GUARDED_BY(mu_);
   Notes notes_ ABSL_GUARDED_BY(mu_);
+  std::map<int, std::string> log_owners_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, std::string> adapter_owners_ ABSL_GUARDED_BY(mu_);
+  std::string agreed_ ABSL_GUARDED_BY(mu_);
 
   // The workers are declared last, so that they stop first.
   Worker replies_;

@@ -78,9 +78,11 @@ void TinkerFrontTest::StartFront() {
     return tinker::Admit(*front_, header);
   });
   OnFront([](Front& front) {
-    RestoreTables(front);
-    RestoreSteps(front);
-    front.adapters.SweepDeletions();
+    RestoreSecret(front, [&front] {
+      RestoreTables(front);
+      RestoreSteps(front);
+      front.adapters.SweepDeletions();
+    });
   });
   EXPECT_TRUE(EventuallyInFront([](Front& front) { return front.ready; }));
 }
@@ -115,6 +117,7 @@ std::future<HttpReply> TinkerFrontTest::AskLater(const std::string& method,
                     .content_type = kJsonType,
                     .host = "front:80",
                     .forwarded_proto = forwarded_proto_,
+                    .door = door_,
                     .peer = "127.0.0.1:9"},
                    body.dump());
 }

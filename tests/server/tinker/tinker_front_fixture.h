@@ -38,8 +38,8 @@ class TinkerFrontTest : public ::testing::Test {
 
   // Runs `work` on the front's thread and waits for its end.
   void OnFront(const std::function<void(Front&)>& work);
-  // Sends a request with the key `key_`, `forwarded_proto_` and
-  // `idempotency_key_`.
+  // Sends a request with the key `key_`, `forwarded_proto_`,
+  // `idempotency_key_` and `door_`.
   std::future<HttpReply> AskLater(const std::string& method,
                                   const std::string& path,
                                   const Json& body = Json::object());
@@ -94,6 +94,7 @@ class TinkerFrontTest : public ::testing::Test {
   std::string key_ = "tml-any";
   std::string forwarded_proto_;
   std::string idempotency_key_;
+  std::string door_;   // The header of an edge that can send requests on.
   bool keeps_ = true;  // Whether the server has a state folder.
   std::unique_ptr<CannedEngine> engine_;
   std::unique_ptr<prometheus::Registry> registry_;

@@ -1,0 +1,38 @@
+// Several logs of a state in a store: which one has a session, and who has that
+// log. If there are several, the ids of sessions, and so those of their models,
+// sampling sessions and futures, begin with the log's number.
+#ifndef WEFT_SERVER_TINKER_LOGS_H_
+#define WEFT_SERVER_TINKER_LOGS_H_
+
+#include <optional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "server/tinker/front.h"
+#include "server/tinker/routes.h"
+
+namespace weft::server::tinker {
+
+// Returns what the ids of this log's sessions begin with: "log" and three
+// digits, which no other id begins with. Empty if the state has one log.
+std::string LogPrefix(const Front& front);
+// Returns the log that an id names, or nullopt. Threads: any.
+std::optional<int> LogOf(absl::string_view id);
+// Returns an id for a session: 32 characters, of which LogPrefix is a part.
+// Errors: those of NewId.
+absl::StatusOr<std::string> NewSessionId(const Front& front);
+
+// Returns the log that has the session, model, sampling session, future or run
+// of the request, if another process has it.
+std::optional<int> OtherLogOf(const Front& front, const Route& route,
+                              const Call& call);
+// Says where the log is. An edge gets 421 with the owner's address, and sends
+// the request there. Others get 503, after which the SDK tries again, perhaps
+// by another address: 421 would end its request, and after a redirect to
+// another host it would send no key.
+void SendToLog(Front& front, int log, const Call& call, const Respond& respond);
+
+}  // namespace weft::server::tinker
+
+#endif  // WEFT_SERVER_TINKER_LOGS_H_

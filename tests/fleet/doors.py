@@ -1,0 +1,137 @@
+"""Daemons of a fleet with an edge in front of each, as deploy/edge/run.sh starts it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import daemon as daemon_module
+import grpc
+from members import Fleet, Member
+
+_TESTS = Path(__file__).resolve().parents[1]
+sys.path += [str(_TESTS / name) for name in ("edge", "deploy", "client")]
+
+from deploy_files import run  # noqa: E402
+from edge_server import EDGE, accepts, configuration, wait_until  # noqa: E402
+from token_file import Tokens  # noqa: E402
+
+import weft  # noqa: E402
+
+NAME = "localhost"  # All edges have one certificate.
+HOST = "127.0.0.1"
+
+
+class Site:
+    """A daemon and its edge, by whose address everybody knows the two."""
+
+    def __init__(self, doors: Doors, name: str) -> None:
+        self._folder = doors.folder / f"{name}-edge"
+        self._port = daemon_module.free_port()
+        self._tinker = f"{HOST}:{daemon_module.free_port()}"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.address = f"{HOST}:{self._port}"
+        self.url = f"https://{self.address}"
+        self.log_path = doors.folder / f"{name}-edge.log"
+        shutil.copytree(doors.tls, self._folder / "tls")
+        self.member: Member = doors.fleet.add(
+            name,
+            *("--logs", "2", "--model-name", "toy"),
+            *("--advertise-address", self.address, "--tinker-listen", self._tinker),
+            *("--auth-tokens-file", str(doors.tokens.path)),
+        )
+
+    def open(self) -> None:
+        """Starts the edge. The daemon must run."""
+        ports = {
+            50051: self.member.listen,
+            9400: self.member.metrics_address,
+            8460: self._tinker,
+        }
+        conf = self._folder / "nginx.conf"
+        conf.write_text(configuration(ports, self._port))
+        command = [str(EDGE / "run.sh"), "--dir", str(self._folder), "--fleet", NAME]
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+        wait_until(lambda: accepts(self._port), self.log)
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(signal.SIGTERM)
+            self._process.wait(60)
+
+    def log(self) -> str:
+        return self.log_path.read_text("utf-8", errors="replace")
+
+    def lines(self, path: str) -> list[str]:
+        """Returns the log's lines of requests for a path."""
+        return [line for line in self.log().splitlines() if f'"path":"{path}"' in line]
+
+    def handled(self, method: str) -> float:
+        """Returns how many calls of a method the daemon has answered."""
+        pattern = rf'^grpc_server_handled_total{{.*grpc_method="{method}".*}} (\S+)$'
+        return sum(map(float, re.findall(pattern, self.member.scrape(), re.M)))
+
+
+class Doors:
+    """The sites of a fleet, and what their clients need."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.folder = fleet.folder
+        run(str(EDGE / "certificate.sh"), "--dir", str(self.folder / "ca"), NAME, HOST)
+        self.tls = self.folder / "ca" / "tls"
+        self.ca = self.tls / "ca.crt"
+        self.tokens = Tokens(self.folder / "tokens")
+        self.alice = self.tokens.add("alice", "alice", "train", "sample")
+        self.bob = self.tokens.add("bob", "bob", "train", "sample")
+        self.sites: list[Site] = []
+
+    def add(self, name: str, phase: str = "serving") -> Site:
+        site = Site(self, name)
+        self.sites.append(site)
+        site.member.wait_for(phase)
+        site.open()
+        return site
+
+    def __enter__(self) -> Doors:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for site in self.sites:
+            site.close()
+
+    def environment(self) -> dict[str, str]:
+        return {"TINKER_API_KEY": f"tml-{self.alice}", "SSL_CERT_FILE": str(self.ca)}
+
+    def context(self) -> ssl.SSLContext:
+        return ssl.create_default_context(cafile=str(self.ca))
+
+    def client(self, site: Site, token: str, **options: Any) -> weft.Client:
+        security = weft.Security(token=token, root_certificates=self.ca.read_bytes())
+        return weft.Client(site.address, security=security, **options)
+
+    def call(
+        self, site: Site, token: str, method: Any, request: Any, **headers: str
+    ) -> tuple[str, Any]:
+        """Makes a call that no client repeats or sends elsewhere. Returns the code, and
+        the reply or the message."""
+        names = {key.replace("_", "-"): value for key, value in headers.items()}
+        metadata = [("authorization", f"Bearer {token}"), *names.items()]
+        credentials = grpc.ssl_channel_credentials(self.ca.read_bytes())
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        with contextlib.closing(
+            grpc.secure_channel(site.address, credentials, options)
+        ) as channel:
+            try:
+                bound = method.bind(channel)
+                return "OK", bound(request, timeout=60.0, metadata=metadata)
+            except grpc.RpcError as error:
+                return error.code().name, error.details()
