@@ -73,6 +73,7 @@ readonly dir
 # edges may run on one machine.
 work="$(mktemp -d "${TMPDIR:-/tmp}/weft-edge.XXXXXX")"
 readonly work
+chmod 0711 "${work}" # Root's nginx works as nobody, and writes bodies there.
 loggers=()
 # The loggers end with their last writer.
 trap 'exec >/dev/null 2>&1; wait "${loggers[@]}" || true; rm -rf "${work}"' EXIT

@@ -46,6 +46,7 @@ class Site:
             *("--logs", "2", "--model-name", "toy"),
             *("--advertise-address", self.address, "--tinker-listen", self._tinker),
             *("--auth-tokens-file", str(doors.tokens.path)),
+            *("--max-message-bytes", str(64 << 20)),
         )
 
     def open(self) -> None:
