@@ -17,6 +17,7 @@ import yaml
 from deploy_files import DEPLOY, ROOT, by_name, configuration, pod
 
 FLEETS = ("fleet", "standby")
+DAEMONS = ("weftd-a", "weftd-b", "weftd-c")
 PHASES = ("listening", "loading", "standby", "serving", "draining")
 
 
@@ -131,16 +132,17 @@ def test_the_two_are_on_two_nodes_and_reach_the_store() -> None:
 def test_daemons_of_the_compose_file_differ_in_their_names_only() -> None:
     names = {"WEFT_INSTANCE", "WEFT_ADVERTISE_ADDRESS"}
     same = []
-    for name in ("weftd-a", "weftd-b"):
+    for name in DAEMONS:
         service = compose()[name]
         own = service["environment"]
         assert own["WEFT_INSTANCE"] == name
         # Clients on the host follow it.
         assert f"{own['WEFT_ADVERTISE_ADDRESS']}:50051" in service["ports"]
         shared = {k: v for k, v in own.items() if k not in names}
-        rest = {k: v for k, v in service.items() if k not in ("ports", "build")}
+        own_keys = ("ports", "build", "profiles")
+        rest = {k: v for k, v in service.items() if k not in own_keys}
         same.append({**rest, "environment": shared})
-    assert same[0] == same[1]
+    assert same[0] == same[1] == same[2]
     # Exit status 4 of a weftd whose state another one has is no end.
     assert same[0]["restart"] == "unless-stopped"
     assert "WEFT_STATE_DIR" not in same[0]["environment"]
@@ -165,7 +167,7 @@ def test_the_compose_file_gives_the_store_what_weftd_sends() -> None:
 
 def test_containers_that_stand_by_are_healthy() -> None:
     command = container()["readinessProbe"]["exec"]["command"]
-    for name in ("weftd-a", "weftd-b"):
+    for name in DAEMONS:
         test = compose()[name]["healthcheck"]["test"]
         assert test == ["CMD", *command]
     assert (ROOT / "deploy" / compose()["weftd-a"]["build"]["context"]).is_dir()
