@@ -102,8 +102,8 @@ bool ServerTest::Eventually(const std::function<bool()>& condition) {
   return true;
 }
 
-std::string ServerTest::Fetch(const std::string& path,
-                              const std::string& authorization) const {
+std::string ServerTest::FetchAll(const std::string& path,
+                                 const std::string& header) const {
   const auto address =
       ParseHostPort("metrics-listen", listeners_->metrics_address());
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -114,8 +114,7 @@ std::string ServerTest::Fetch(const std::string& path,
   std::string reply;
   if (connect(fd, reinterpret_cast<sockaddr*>(&peer), sizeof(peer)) == 0) {
     const std::string request =
-        absl::StrCat("GET ", path,
-                     " HTTP/1.0\r\nAuthorization: ", authorization, "\r\n\r\n");
+        absl::StrCat("GET ", path, " HTTP/1.0\r\n", header, "\r\n");
     (void)!write(fd, request.data(), request.size());
     char buffer[4096];
     for (ssize_t n = 0; (n = read(fd, buffer, sizeof(buffer))) > 0;) {
@@ -123,6 +122,13 @@ std::string ServerTest::Fetch(const std::string& path,
     }
   }
   close(fd);
+  return reply;
+}
+
+std::string ServerTest::Fetch(const std::string& path,
+                              const std::string& authorization) const {
+  const std::string reply =
+      FetchAll(path, absl::StrCat("Authorization: ", authorization, "\r\n"));
   const size_t body = reply.find("\r\n\r\n");
   if (body == std::string::npos) return "";
   // "HTTP/1.1 200 OK" has its status at 9.

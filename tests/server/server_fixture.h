@@ -59,6 +59,9 @@ class ServerTest : public ::testing::Test {
   // value of that header.
   std::string Fetch(const std::string& path,
                     const std::string& authorization = "") const;
+  // Returns the whole reply. `header` has lines that end in CRLF.
+  std::string FetchAll(const std::string& path,
+                       const std::string& header) const;
   // Return the metrics page, and the value of one of its samples (-1 if it is
   // not there).
   std::string Scrape() const { return Fetch("/metrics").substr(4); }

@@ -249,6 +249,36 @@ TEST_F(AuthTest, TheEdgeLearnsWhetherATokenIsGood) {
   EXPECT_EQ(MetricValue("weft_auth_failures_total{reason=\"no_token\"}"), 1);
 }
 
+TEST_F(AuthTest, TheEdgeLearnsWhoHasAnAdapter) {
+  const std::string acme = AddToken("good", "acme", {Scope::kRead});
+  const std::string other = AddToken("other", "other", {Scope::kRead});
+  const std::string admin = AddToken("ops", "ops", {Scope::kAdmin});
+  ServerOptions options = MetricsOptions();
+  options.auth_tokens_file = file_;
+  StartServer(options);
+  engine_.SetOwners({}, {{"acme~x", "one:8443"}});
+  const auto owner = [&](const std::string& token, const std::string& adapter,
+                         const std::string& door = "weft-door: 1\r\n") {
+    return FetchAll("/authorize", absl::StrCat("Authorization: Bearer ", token,
+                                               "\r\nweft-adapter-id: ", adapter,
+                                               "\r\n", door));
+  };
+  EXPECT_THAT(owner(acme, "x"), Not(HasSubstr("weft-owner")));
+  // A standby names the one for which it stands by.
+  listeners_->SetStandby("zero:8443");
+  EXPECT_THAT(owner(other, ""), HasSubstr("weft-owner: zero:8443"));
+  AttachEngine();
+  EXPECT_THAT(owner(acme, "x"), HasSubstr("weft-owner: one:8443"));
+  EXPECT_THAT(owner(admin, "acme~x"), HasSubstr("weft-owner: one:8443"));
+  // Names are the tenant's. Who cannot send a call on gets no address.
+  for (const std::string& reply : {owner(other, "x"), owner(acme, "y"),
+                                   owner(acme, ""), owner(acme, "x", "")}) {
+    EXPECT_THAT(reply, HasSubstr(" 204 "));
+    EXPECT_THAT(reply, Not(HasSubstr("weft-owner")));
+  }
+  EXPECT_THAT(owner("weft_no", "x"), HasSubstr(" 401 "));
+}
+
 TEST_F(AuthTest, ExpiredAndRevokedTokensAreRefused) {
   const std::string old =
       AddToken("old", "acme", {Scope::kTrain}, absl::Now() - absl::Seconds(1));
