@@ -6,6 +6,7 @@ import contextlib
 import re
 import shutil
 import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -62,6 +63,22 @@ class Site:
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         wait_until(lambda: accepts(self._port), self.log)
+
+    def show_strangers_certificate(self) -> None:
+        """From now on the edge shows one for the same names that another authority has
+        signed."""
+        other = self._folder / "other"
+        run(str(EDGE / "certificate.sh"), "--dir", str(other), NAME, HOST)
+        for name in ("tls.crt", "tls.key"):
+            shutil.copy(other / "tls" / name, self._folder / "tls" / name)
+        context = ssl.create_default_context(cafile=str(other / "tls" / "ca.crt"))
+
+        def shows() -> bool:  # An SSLError is an OSError.
+            with socket.create_connection((HOST, self._port)) as plain:
+                context.wrap_socket(plain, server_hostname=NAME).close()
+            return True
+
+        wait_until(shows, self.log)
 
     def close(self) -> None:
         if self._process is not None:

@@ -212,6 +212,21 @@ def test_an_http_request_goes_to_the_owner(
     assert reply.status_code == 503 and reply.headers["retry-after"] == "1"
 
 
+def test_an_edge_trusts_the_fleets_authority_only(
+    doors: Doors, two: tuple[Site, Site]
+) -> None:
+    a, b = two
+    with doors.client(b, doors.alice) as client:
+        client.create_adapter("x", rank=4)
+    session = post(doors, b, "create_session", {"tags": []}).json()["session_id"]
+    learn(doors, a, doors.alice, "x")
+    assert get(doors, a, doors.alice, "x")[0] == "OK"
+    b.show_strangers_certificate()
+    assert get(doors, a, doors.alice, "x")[0] == "UNAVAILABLE"
+    reply = post(doors, a, "session_heartbeat", {"session_id": session})
+    assert reply.status_code == 503
+
+
 @needs_sdk
 def test_the_sdk_goes_on_by_another_door(
     doors: Doors, two: tuple[Site, Site], tmp_path: Path
