@@ -16,17 +16,10 @@ constexpr char kEntries[] = "adapters/";
 constexpr char kShared[] = "shared/";
 constexpr uint64_t kMaxEntryBytes = 4096;
 constexpr char kLog[] = "log";
-constexpr char kAway[] = "the store of the adapters' names does not answer";
+constexpr char kFrom[] = "from";
 
 std::string KeyOf(const std::string& adapter_id) {
   return absl::StrCat(kEntries, adapter_id);
-}
-
-// A call repeats after UNAVAILABLE, which these errors are not.
-absl::Status AsAnswer(const absl::Status& status) {
-  if (absl::IsAborted(status)) return absl::UnavailableError(status.message());
-  if (!store::IsAway(status)) return status;
-  return absl::UnavailableError(absl::StrCat(kAway, ": ", status.message()));
 }
 
 }  // namespace
@@ -34,9 +27,10 @@ absl::Status AsAnswer(const absl::Status& status) {
 Directory::Directory(store::ObjectStore* store, Logs logs)
     : store_(*store),
       logs_(std::move(logs)),
+      arrivals_(store, logs_.own, logs_.answers),
       memory_(std::make_unique<OwnerMemory>(
           [this](int log) -> absl::StatusOr<std::string> {
-            if (!logs_.answers()) return absl::UnavailableError(kAway);
+            if (!logs_.answers()) return absl::UnavailableError(kStoreAway);
             const absl::StatusOr<OwnerAddress> owner = logs_.owner(log);
             WEFT_RETURN_IF_ERROR(AsAnswer(owner.status()));
             return owner->value_or("");
@@ -47,7 +41,7 @@ Directory::Directory(store::ObjectStore* store, Logs logs)
 
 absl::StatusOr<Directory::Entry> Directory::Read(
     const std::string& adapter_id) const {
-  if (!logs_.answers()) return absl::UnavailableError(kAway);
+  if (!logs_.answers()) return absl::UnavailableError(kStoreAway);
   absl::StatusOr<store::Object> object =
       store_.Get(KeyOf(adapter_id), kMaxEntryBytes);
   WEFT_RETURN_IF_ERROR(AsAnswer(object.status()));
@@ -58,6 +52,10 @@ absl::StatusOr<Directory::Entry> Directory::Read(
   if (fields.is_object() && fields.contains(kLog) &&
       fields[kLog].is_number_unsigned()) {
     entry.log = fields[kLog].get<int>();
+  }
+  if (fields.is_object() && fields.contains(kFrom) &&
+      fields[kFrom].is_string()) {
+    entry.from = fields[kFrom].get<std::string>();
   }
   return entry;
 }
@@ -83,13 +81,41 @@ absl::Status Directory::Find(const std::string& adapter_id) const {
   return AsAnswer(logs_.confirm_own());
 }
 
+std::string Directory::NewEntry(const std::string& from) {
+  nlohmann::json entry = {
+      {kLog, logs_.own}, {"epoch", logs_.epoch}, {"claim", num_claims_++}};
+  if (!from.empty()) entry[kFrom] = from;
+  return entry.dump();
+}
+
+absl::StatusOr<bool> Directory::Take(const std::string& adapter_id,
+                                     const std::string& etag) {
+  if (!logs_.answers()) return absl::UnavailableError(kStoreAway);
+  const absl::Status swapped =
+      store_.Swap(KeyOf(adapter_id), NewEntry(etag), etag).status();
+  if (swapped.ok()) return true;
+  if (!absl::IsAborted(swapped)) return AsAnswer(swapped);
+  const absl::StatusOr<Entry> entry = Read(adapter_id);
+  if (absl::IsNotFound(entry.status())) return false;
+  WEFT_RETURN_IF_ERROR(entry.status());
+  // A store may have refused it for a while.
+  if (entry->etag == etag) return AsAnswer(swapped);
+  return entry->log == logs_.own && entry->from == etag;
+}
+
+absl::Status Directory::CheckOwned(int log) const {
+  if (!logs_.answers()) return absl::UnavailableError(kStoreAway);
+  const absl::StatusOr<OwnerAddress> owner = logs_.owner(log);
+  WEFT_RETURN_IF_ERROR(AsAnswer(owner.status()));
+  if (!owner->value_or("").empty()) return absl::OkStatus();
+  return absl::UnavailableError(
+      absl::StrCat("log ", log, " has no server now: try again"));
+}
+
 absl::Status Directory::Write(const std::string& adapter_id) {
-  if (!logs_.answers()) return absl::UnavailableError(kAway);
+  if (!logs_.answers()) return absl::UnavailableError(kStoreAway);
   const std::string key = KeyOf(adapter_id);
-  const std::string bytes =
-      nlohmann::json(
-          {{kLog, logs_.own}, {"epoch", logs_.epoch}, {"claim", num_claims_++}})
-          .dump();
+  const std::string bytes = NewEntry(/*from=*/"");
   absl::Status written = store_.Create(key, {bytes}).status();
   if (!absl::IsAlreadyExists(written)) return AsAnswer(written);
   const absl::StatusOr<Entry> entry = Read(adapter_id);
@@ -159,7 +185,7 @@ absl::Status Directory::Restore(const std::vector<std::string>& adapter_ids) {
 }
 
 absl::StatusOr<std::vector<std::string>> Directory::OtherOwners() const {
-  if (!logs_.answers()) return absl::UnavailableError(kAway);
+  if (!logs_.answers()) return absl::UnavailableError(kStoreAway);
   const std::vector<absl::StatusOr<OwnerAddress>> owners = logs_.owners();
   std::vector<std::string> addresses;
   for (size_t log = 0; log < owners.size(); ++log) {
@@ -180,7 +206,7 @@ absl::StatusOr<std::vector<std::string>> Directory::OtherOwners() const {
 
 absl::StatusOr<std::string> Directory::Agree(const std::string& name,
                                              const std::string& bytes) {
-  if (!logs_.answers()) return absl::UnavailableError(kAway);
+  if (!logs_.answers()) return absl::UnavailableError(kStoreAway);
   const std::string key = absl::StrCat(kShared, name);
   const absl::Status made = store_.Create(key, {bytes}).status();
   if (!absl::IsAlreadyExists(made)) {

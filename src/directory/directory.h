@@ -2,9 +2,12 @@
 // at most one adapter in all logs.
 //
 //   adapters/<adapter id>    the log of the adapter, and which claim it is
+//   arrivals/<log>           an adapter on its way to the log (arrivals.h)
 //   shared/<name>            what all logs use (Agree)
 //
-// No two entries are equal, so that a late deletion spares a newer one.
+// No two entries are equal, so that a late deletion spares a newer one, and the
+// ETag of an entry is its version. While an adapter goes from one log to
+// another, both logs may replace the entry of that version (Take), and one can.
 // An entry comes before the adapter, and goes after it. So after a crash an
 // entry may name a log without the adapter: the name is free then, for the
 // owner of that log alone.
@@ -24,6 +27,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "src/base/threads/mutex.h"
+#include "src/directory/arrivals.h"
 #include "src/directory/owner_memory.h"
 #include "src/store/object_store.h"
 
@@ -54,16 +58,24 @@ struct Logs {
 // Threads: EndClaim and Find any; the others the I/O thread.
 class Directory {
  public:
+  struct Entry {
+    std::optional<int> log;  // None: the entry is damaged.
+    std::string etag;
+    std::string from;  // The entry that Take has replaced; empty if none.
+    std::string bytes;
+  };
+
   // `store` outlives the object.
   Directory(store::ObjectStore* store, Logs logs);
 
   bool has_others() const { return logs_.count > 1; }
   int own() const { return logs_.own; }
-  int count() const { return logs_.count; }
+  int num_logs() const { return logs_.count; }
 
   // What earlier calls have learned, for those who cannot wait for the store.
   // Any thread may use it.
   OwnerMemory& memory() const { return *memory_; }
+  Arrivals& arrivals() { return arrivals_; }
 
   // Returns OK if this log has the name, or none does: then what this process
   // knows about the adapter is right. Errors: moved, if another log has it.
@@ -83,6 +95,16 @@ class Directory {
   // restoration of a backup. Logs those that another log has.
   absl::Status Restore(const std::vector<std::string>& adapter_ids);
 
+  // Errors: NOT_FOUND.
+  absl::StatusOr<Entry> Read(const std::string& adapter_id) const;
+  // Replaces the entry with this ETag by one of this log. Returns whether the
+  // log has it so, perhaps by an earlier call, or of an earlier process. If it
+  // returns false, none of this log's calls can replace it any more.
+  absl::StatusOr<bool> Take(const std::string& adapter_id,
+                            const std::string& etag);
+  // Returns UNAVAILABLE if the log has no owner now.
+  absl::Status CheckOwned(int log) const;
+
   // Returns the addresses of the owners of all other logs. Errors: UNAVAILABLE
   // if one has no owner now.
   absl::StatusOr<std::vector<std::string>> OtherOwners() const;
@@ -93,14 +115,8 @@ class Directory {
                                     const std::string& bytes);
 
  private:
-  struct Entry {
-    std::optional<int> log;  // None: the entry is damaged.
-    std::string etag;
-    std::string bytes;
-  };
-
-  // Errors: NOT_FOUND.
-  absl::StatusOr<Entry> Read(const std::string& adapter_id) const;
+  // Returns the bytes of a new entry of this log.
+  std::string NewEntry(const std::string& from);
   // Returns OK for an entry of this log, else "moved", or DATA_LOSS.
   absl::Status CheckOwn(const std::string& adapter_id,
                         const Entry& entry) const;
@@ -109,6 +125,7 @@ class Directory {
 
   store::ObjectStore& store_;
   const Logs logs_;
+  Arrivals arrivals_;
   uint64_t num_claims_ = 0;
   Mutex mu_;
   // How many claims of a name have not ended.

@@ -186,7 +186,7 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
   if (parts_.state != nullptr) log_metrics_.emplace(registry);
   if (parts_.directory != nullptr) {
     parts_.info.log = parts_.directory->own();
-    parts_.info.num_logs = parts_.directory->count();
+    parts_.info.num_logs = parts_.directory->num_logs();
   }
   ShowMemory(parts_.memory.value_or(MemorySplit()), registry);
   adapter_io_.RemoveStaleFiles();

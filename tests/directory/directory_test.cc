@@ -206,6 +206,55 @@ TEST_F(DirectoryTest, RestoresTheNamesThatHaveNoEntry) {
   EXPECT_THAT(one_.Find("a"), IsOk());
 }
 
+TEST_F(DirectoryTest, OfTwoLogsOneTakesAnEntry) {
+  ASSERT_THAT(zero_.Claim("a"), IsOk());
+  zero_.EndClaim("a");
+  const std::string etag = zero_.Read("a")->etag;
+  EXPECT_EQ(one_.Take("a", etag).value(), true);
+  EXPECT_EQ(zero_.Take("a", etag).value(), false);
+  const Directory::Entry entry = zero_.Read("a").value();
+  EXPECT_EQ(entry.log, 1);
+  EXPECT_EQ(entry.from, etag);
+  EXPECT_EQ(AddressIn(zero_.Find("a")), "one:1");
+  // The next owner of the log finds out that it has it.
+  Directory next(&store_, LogsOf(1));
+  EXPECT_EQ(next.Take("a", etag).value(), true);
+  // It goes back, and what was decided before decides no more.
+  EXPECT_EQ(zero_.Take("a", entry.etag).value(), true);
+  EXPECT_EQ(next.Take("a", etag).value(), false);
+}
+
+TEST_F(DirectoryTest, AnEntryOfTheSameLogThatWasNotTakenIsAnotherAdapters) {
+  ASSERT_THAT(zero_.Claim("a"), IsOk());
+  zero_.EndClaim("a");
+  const std::string etag = zero_.Read("a")->etag;
+  ASSERT_THAT(zero_.Free("a", None), IsOk());
+  EXPECT_EQ(one_.Take("a", etag).value(), false);
+  ASSERT_THAT(one_.Claim("a"), IsOk());
+  EXPECT_EQ(one_.Take("a", etag).value(), false);
+}
+
+TEST_F(DirectoryTest, ATakeWhoseAnswerIsLostIsFoundByTheNext) {
+  ASSERT_THAT(zero_.Claim("a"), IsOk());
+  const std::string etag = zero_.Read("a")->etag;
+  objects_.fate = [](const auto&, const auto&) { return Fate::kLost; };
+  EXPECT_TRUE(absl::IsUnavailable(one_.Take("a", etag).status()));
+  objects_.fate = nullptr;
+  EXPECT_EQ(one_.Take("a", etag).value(), true);
+  objects_.fate = [](const auto&, const auto&) { return Fate::kRepeated; };
+  EXPECT_EQ(zero_.Take("a", one_.Read("a")->etag).value(), true);
+  answers_ = false;
+  EXPECT_TRUE(absl::IsUnavailable(zero_.Take("a", etag).status()));
+}
+
+TEST_F(DirectoryTest, KnowsWhetherALogHasAServer) {
+  EXPECT_THAT(zero_.CheckOwned(1), IsOk());
+  EXPECT_TRUE(absl::IsUnavailable(zero_.CheckOwned(2)));
+  owners_[1] = "";
+  EXPECT_THAT(zero_.CheckOwned(1),
+              IsStatus(absl::StatusCode::kUnavailable, "log 1"));
+}
+
 TEST_F(DirectoryTest, ListsTheOwnersOfOtherLogs) {
   EXPECT_THAT(zero_.OtherOwners().value(), ElementsAre("one:1"));
   owners_[2] = "two:1";
