@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
@@ -33,15 +32,6 @@ absl::Status MoveFailed(const Move& move, const std::string& adapter_id,
   return {known ? status.code() : absl::StatusCode::kInternal, text};
 }
 
-// Returns the error for a call that must wait for the replay of the log.
-absl::Status Recovering(absl::string_view what,
-                        std::map<std::string, std::string> values) {
-  return WithReason(
-      absl::UnavailableError(absl::StrCat(
-          what, " being restored from the log of --state-dir; try again")),
-      {.name = "ADAPTER_RECOVERING", .values = std::move(values)});
-}
-
 // Returns what is known of an adapter, its id and tenant, that the replay will
 // make.
 AdapterInfo NotMadeYet(const std::pair<const std::string, std::string>& owned) {
@@ -60,7 +50,7 @@ absl::Status CheckSettled(int num_adapters, int limit,
                           const State::Recovering& recovering) {
   const bool full = num_adapters + recovering.unmade >= limit;
   if (!full || num_adapters - recovering.made >= limit) return absl::OkStatus();
-  return Recovering("adapters that may take the last slots are", {});
+  return NotReady("adapters that may take the last slots are", {});
 }
 
 }  // namespace
@@ -152,9 +142,7 @@ std::string AdapterDesk::NameOf(AdapterKey key) const {
 
 absl::Status AdapterDesk::CheckReady(const std::string& id) const {
   MutexLock lock(&s_.mu);
-  if (!s_.recovering.contains(id)) return absl::OkStatus();
-  return Recovering(absl::StrCat("adapter_id: '", id, "' is"),
-                    {{"adapter", id}});
+  return s_.CheckReady(id);
 }
 
 absl::Status AdapterDesk::CheckNew(const std::string& id,

@@ -41,7 +41,7 @@ class AdapterDesk {
   // Returns the adapter's id, for messages; empty if there is no such adapter.
   std::string NameOf(AdapterKey key) const;
   // Returns UNAVAILABLE, with the reason ADAPTER_RECOVERING, if the replay of
-  // the log has yet to restore the adapter.
+  // the log has yet to restore the adapter, or RecoveryDesk::Hold holds it.
   absl::Status CheckReady(const std::string& id) const;
   // Returns OK if the adapter may be created. Errors: ALREADY_EXISTS;
   // RESOURCE_EXHAUSTED (the server or the tenant has its maximum number of

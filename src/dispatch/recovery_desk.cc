@@ -38,6 +38,55 @@ void RecoveryDesk::SetReady(const std::string& adapter_id) {
   s_.ShowAdapters();
 }
 
+void RecoveryDesk::Hold(const std::string& adapter_id,
+                        const std::string& tenant) {
+  MutexLock lock(&s_.mu);
+  s_.recovering.emplace(adapter_id, tenant);
+  s_.ShowAdapters();
+  const std::optional<AdapterKey> key = s_.KeyOf(adapter_id);
+  std::vector<uint64_t> behind_gaps;
+  for (const auto& [id, work] : s_.steps) {
+    if (work->adapter == key && work->step > 0 &&
+        s_.scheduler.Ahead(work->adapter, work->step) > 0 &&
+        s_.scheduler.Remove(id)) {
+      behind_gaps.push_back(id);
+    }
+  }
+  for (const uint64_t id : behind_gaps) {
+    s_.Drop(id, s_.CheckReady(adapter_id));
+  }
+}
+
+bool RecoveryDesk::IsQuiet(AdapterKey key) const {
+  MutexLock lock(&s_.mu);
+  const AdapterRecord* const record = s_.Find(key);
+  if (record == nullptr || !record->tasks.empty()) return false;
+  const auto has_step = [&](const auto& entry) {
+    const StepWork& work = *entry.second;
+    const auto* const train = std::get_if<TrainRequest>(&work.request);
+    return work.adapter == key ||
+           (train != nullptr &&
+            train->loss.teacher.adapter_id == record->info.adapter_id);
+  };
+  return std::ranges::none_of(s_.steps, has_step) &&
+         std::ranges::none_of(s_.samples, [key](const auto& entry) {
+           return entry.second->adapter == key;
+         });
+}
+
+std::vector<uint64_t> RecoveryDesk::DropSamples(AdapterKey key) {
+  MutexLock lock(&s_.mu);
+  const AdapterRecord* const record = s_.Find(key);
+  std::vector<uint64_t> ids;
+  for (const auto& [id, work] : s_.samples) {
+    if (work->adapter == key) ids.push_back(id);
+  }
+  std::erase_if(ids, [&](uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu) {
+    return s_.Withdraw(id, s_.CheckReady(record->info.adapter_id));
+  });
+  return ids;
+}
+
 void RecoveryDesk::SetTimeLeft(absl::Duration left) {
   s_.env.metrics->SetRecoveryTimeLeft(left);
 }

@@ -35,6 +35,15 @@ class RecoveryDesk {
   // Call it before clients use the dispatcher.
   void SetRecovering(std::map<std::string, std::string> tenants);
   void SetReady(const std::string& adapter_id);
+  // Does the same for an adapter that begins its way to or from another log.
+  // Steps of it that wait for missing numbers end with the error of CheckReady.
+  void Hold(const std::string& adapter_id, const std::string& tenant);
+  // Returns whether nothing more of the adapter is to be done: no step, which
+  // may also be one that it teaches, no sample and no task.
+  bool IsQuiet(AdapterKey key) const;
+  // Ends the queued samples of the adapter with the error of CheckReady.
+  // Returns the ids of those that run.
+  std::vector<uint64_t> DropSamples(AdapterKey key);
   // Shows how long the replay will take, as estimated.
   void SetTimeLeft(absl::Duration left);
   // Queues the next part of the replay. If there is other work, the engine

@@ -35,6 +35,7 @@ absl::StatusOr<uint64_t> SampleDesk::Accept(
     SampleRequest& request, std::function<void(SampleDelta)> on_delta,
     const Callback<SampleResult>& done) {
   MutexLock lock(&s_.mu);
+  WEFT_RETURN_IF_ERROR(s_.CheckReady(request.adapter_id));
   const std::optional<AdapterKey> key = s_.KeyOf(request.adapter_id);
   if (!key) return NoSuchAdapter(request.adapter_id);
   WEFT_RETURN_IF_ERROR(s_.CheckOpen());

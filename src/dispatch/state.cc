@@ -17,6 +17,16 @@ absl::Status NoSuchAdapter(const std::string& adapter_id) {
       {.name = "NO_SUCH_ADAPTER", .values = {{"adapter", adapter_id}}});
 }
 
+absl::Status NotReady(absl::string_view what,
+                      std::map<std::string, std::string> values) {
+  return WithReason(
+      absl::UnavailableError(absl::StrCat(
+          what,
+          " being restored from the log of --state-dir, or on its way to "
+          "another log; try again")),
+      {.name = "ADAPTER_RECOVERING", .values = std::move(values)});
+}
+
 namespace {
 
 // If no steps are recorded, replies do not wait for the disk.
@@ -43,6 +53,11 @@ absl::Status State::CheckOpen() const {
         {.name = "DRAINING", .values = {}});
   }
   return absl::OkStatus();
+}
+
+absl::Status State::CheckReady(const std::string& id) const {
+  if (!recovering.contains(id)) return absl::OkStatus();
+  return NotReady(absl::StrCat("adapter_id: '", id, "' is"), {{"adapter", id}});
 }
 
 std::optional<AdapterKey> State::KeyOf(const std::string& id) const {

@@ -16,6 +16,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "src/base/clock.h"
 #include "src/base/threads/mutex.h"
 #include "src/dispatch/dispatch_metrics.h"
@@ -66,6 +67,9 @@ struct State {
   // The dispatcher and its desks call the methods below with the lock held.
 
   absl::Status CheckOpen() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
+  // Does what AdapterDesk::CheckReady does.
+  absl::Status CheckReady(const std::string& id) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Returns the adapter's key; for an empty id, the base model's key. Returns
   // none if there is no such adapter.
   std::optional<AdapterKey> KeyOf(const std::string& id) const
@@ -154,7 +158,8 @@ struct State {
   std::deque<RunTrain> later ABSL_GUARDED_BY(mu);  // Of StepDesk::RunLater.
   // The next part of the replay of the log; empty if there is none.
   EngineTask replay ABSL_GUARDED_BY(mu);
-  // Adapters that the replay has not restored yet: maps their ids to tenants.
+  // Adapters that the replay has not restored yet, or that are on their way to
+  // or from another log: maps their ids to tenants.
   std::map<std::string, std::string> recovering ABSL_GUARDED_BY(mu);
   std::vector<Callback<bool>> drain_waiters ABSL_GUARDED_BY(mu);
   uint64_t next_id ABSL_GUARDED_BY(mu) = 1;
@@ -179,6 +184,11 @@ struct State {
 
 // Returns the error "adapter_id: 'x' does not exist".
 absl::Status NoSuchAdapter(const std::string& adapter_id);
+
+// Returns the error for a call that must wait for the replay of the log, or for
+// the end of an adapter's way to another log.
+absl::Status NotReady(absl::string_view what,
+                      std::map<std::string, std::string> values);
 
 }  // namespace weft::dispatch
 

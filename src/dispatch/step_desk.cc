@@ -144,6 +144,11 @@ absl::StatusOr<CancelHandle> StepDesk::Accept(StepRequest& request,
                                               const Keeping& keep) {
   MutexLock lock(&s_.mu);
   const std::string& adapter_id = AdapterIdOf(request);
+  // Again, because the adapter may be held by now.
+  WEFT_RETURN_IF_ERROR(s_.CheckReady(adapter_id));
+  if (const auto* const train = std::get_if<TrainRequest>(&request)) {
+    WEFT_RETURN_IF_ERROR(s_.CheckReady(train->loss.teacher.adapter_id));
+  }
   item.step = StepOf(request);
   item.deadline = DeadlineOf(request);
   const std::optional<AdapterKey> key = s_.KeyOf(adapter_id);

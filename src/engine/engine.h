@@ -140,6 +140,9 @@ class Engine {
   virtual void ListAdapters(ListAdaptersRequest request,
                             Callback<AdapterPage> done) = 0;
   virtual void DeleteAdapter(std::string adapter_id, Callback<bool> done) = 0;
+  // Takes the adapter to another log of --state. Runs `done` when its server
+  // has it, or it has stayed. Errors: those of Departure::Start.
+  virtual void MoveAdapter(MoveAdapterRequest request, Callback<bool> done) = 0;
   virtual void ListCheckpoints(std::string adapter_id,
                                Callback<std::vector<CheckpointInfo>> done) = 0;
   virtual void DeleteCheckpoint(std::string adapter_id, std::string name,

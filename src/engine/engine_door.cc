@@ -444,6 +444,21 @@ void EngineImpl::DeleteAdapter(std::string adapter_id, Callback<bool> done) {
   }
 }
 
+void EngineImpl::MoveAdapter(MoveAdapterRequest request, Callback<bool> done) {
+  const Callback<bool> reply =
+      [this, done = std::move(done)](const absl::StatusOr<bool>& result) {
+        context_.Reply(done, result);
+      };
+  dispatcher_.Post(
+      [this, request = std::move(request), reply](const absl::Status& open) {
+        if (!open.ok()) return reply(open);
+        // Asked first, because the adapter is held.
+        if (moves_.Join(request, reply)) return;
+        if (!Finds(request.adapter_id, reply) || !Admit(reply)) return;
+        moves_.Start(request, recovery_.succeeded(), reply);
+      });
+}
+
 template <typename Result, typename Work>
 void EngineImpl::RunOnDisk(const std::string& adapter_id, Callback<Result> done,
                            Work work) {

@@ -6,6 +6,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -179,9 +180,12 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
                  step_executor_.Forget(step_id);
                }),
       snapshots_(&context_, parts_.spill.get()),
-      recovery_(&context_, &manager_, &trainer_, &step_executor_, &snapshots_,
-                SettingsOf(parts_.options, *parts_.decoder),
-                [this](log::AcceptedRecord& step) { Resume(step); }) {
+      moves_(&context_, &manager_, &snapshots_, &sample_runner_, registry),
+      recovery_(
+          &context_, &manager_, &trainer_, &step_executor_, &snapshots_,
+          SettingsOf(parts_.options, *parts_.decoder),
+          [this](log::AcceptedRecord& step) { Resume(step); },
+          [this](OpenMoves moves) { moves_.Resume(std::move(moves)); }) {
   parts_.info.cached_tokens = sample_loop_.cached_tokens();
   if (parts_.state != nullptr) log_metrics_.emplace(registry);
   if (parts_.directory != nullptr) {
@@ -234,11 +238,6 @@ void EngineImpl::Loop() {
   // Weft's own kernels run on this thread's current device.
   const c10::DeviceGuard on_device(parts_.decoder->device());
   MeterDeviceMemory();
-  const auto next_work = [this] {
-    const profile::Span span("wait for work");
-    return dispatcher_.Next(sample_loop_.active(),
-                            snapshots_.running() ? kSnapshotWait : kIdleWait);
-  };
   absl::Time idle_since = SteadyNow();
   PeriodicTask disk_look(kDiskInterval, [this] {
     // Until then the I/O thread has adapters to read in.
@@ -256,7 +255,7 @@ void EngineImpl::Loop() {
   const auto post_io = [this](std::function<void()> task) {
     context_.PostIo("", std::move(task));
   };
-  while (std::optional<dispatch::Work> work = next_work()) {
+  while (std::optional<dispatch::Work> work = NextWork()) {
     const absl::Time start = SteadyNow();
     Run(*work);
     if (!std::holds_alternative<dispatch::Idle>(*work)) {
@@ -268,7 +267,10 @@ void EngineImpl::Loop() {
                          std::holds_alternative<dispatch::RunStep>(*work);
     if (trained) recorder_.AddCost(SteadyNow() - start);
     // Until recovery has succeeded, a snapshot would lack unreplayed steps.
-    if (recovery_.succeeded()) snapshots_.GoOn();
+    if (recovery_.succeeded()) {
+      snapshots_.GoOn();
+      moves_.GoOn(start);
+    }
     mover_.GoOn();
     store_wait_.GoOn(start);
     disk_look.PostWhenDue(start, post_io);
@@ -281,7 +283,17 @@ void EngineImpl::Loop() {
   if (recovery_.succeeded() && failure().ok() && dispatcher_.drained()) {
     snapshots_.WriteLast();
   }
-  snapshots_.EndRequests(absl::UnavailableError("the server stops"));
+  const absl::Status stops = absl::UnavailableError("the server stops");
+  snapshots_.EndRequests(stops);
+  moves_.Close(stops);
+}
+
+std::optional<dispatch::Work> EngineImpl::NextWork() {
+  const profile::Span span("wait for work");
+  const absl::Duration wait = snapshots_.running() ? kSnapshotWait : kIdleWait;
+  return dispatcher_.Next(
+      sample_loop_.active(),
+      std::clamp(moves_.next_due() - SteadyNow(), absl::ZeroDuration(), wait));
 }
 
 void EngineImpl::Run(dispatch::Work& work) {
@@ -316,7 +328,10 @@ void EngineImpl::Run(dispatch::Work& work) {
                                      sample_loop_.active());
             sample_runner_.Decode();
           },
-          [this](dispatch::CancelSamples& run) { sample_runner_.Cancel(run); },
+          [this](dispatch::CancelSamples& run) {
+            sample_runner_.End(run.ids,
+                               absl::CancelledError("cancelled by the client"));
+          },
           [this](dispatch::Idle&) { guard_.PingWhenDue(); }},
       work);
   // A step that loses the device, or another rank, stays noted: the process

@@ -35,6 +35,7 @@
 #include "src/engine/device/engine_profile.h"
 #include "src/engine/engine.h"
 #include "src/engine/engine_context.h"
+#include "src/engine/moves/moves.h"
 #include "src/engine/recovery/recovery.h"
 #include "src/engine/recovery/snapshotter.h"
 #include "src/engine/start/memory_metrics.h"
@@ -113,6 +114,7 @@ class EngineImpl final : public Engine {
   size_t num_adapters() const override;
   Activity activity(const ActivityQuery& query) const override;
   void DeleteAdapter(std::string adapter_id, Callback<bool> done) override;
+  void MoveAdapter(MoveAdapterRequest request, Callback<bool> done) override;
   void ListCheckpoints(std::string adapter_id,
                        Callback<std::vector<CheckpointInfo>> done) override;
   void DeleteCheckpoint(std::string adapter_id, std::string name,
@@ -183,6 +185,8 @@ class EngineImpl final : public Engine {
   // The engine thread calls the methods below.
 
   void Loop();
+  // Waits for work, but not for longer than a snapshot or a move can.
+  std::optional<dispatch::Work> NextWork();
   // Runs a kept step of an earlier process.
   void Resume(log::AcceptedRecord& step);
   void Run(dispatch::Work& work);
@@ -209,6 +213,7 @@ class EngineImpl final : public Engine {
   SampleRunner sample_runner_;
   AdapterManager manager_;
   Snapshotter snapshots_;
+  Moves moves_;
   Recovery recovery_;
   std::optional<log::LogMetrics> log_metrics_;
   EngineProfile profile_{&io_, &replies_};

@@ -51,6 +51,9 @@ class LogSurvey {
     if (reading_.cuts) WEFT_RETURN_IF_ERROR(reader->Repair());
     summary_.next_sequence = reader->next_sequence();
     for (const auto& [key, owner] : owners_) summary_.adapters.insert(key);
+    for (const auto& [key, arriving] : arriving_) {
+      summary_.arriving.insert(arriving.adapter.adapter_id);
+    }
     for (const auto& [work, begun] : begun_) {
       if (begun.accepted && !begun.between_slices) continue;
       summary_.given_up.push_back(work);
@@ -117,6 +120,8 @@ class LogSurvey {
   // them, even if this adapter is skipped or removed.
   void Reserve(const Record& record) {
     const auto* adapter = std::get_if<StoredAdapter>(&record);
+    const auto* arriving = std::get_if<ArrivingRecord>(&record);
+    if (arriving != nullptr) adapter = &arriving->adapter;
     if (adapter == nullptr) return;
     const auto key = static_cast<uint64_t>(adapter->key);
     summary_.next_key = std::max(summary_.next_key, key + 1);
@@ -224,6 +229,32 @@ class LogSurvey {
     return absl::OkStatus();
   }
 
+  // What becomes of it decides whether its image must be there.
+  absl::Status Apply(const ArrivingRecord& arriving) {
+    const StoredAdapter& adapter = arriving.adapter;
+    if (!adapter.image) {
+      return absl::DataLossError("an arriving adapter has no image");
+    }
+    arriving_[adapter.key] = arriving;
+    summary_.changed[adapter.adapter_id] = {.last = sequence_,
+                                            .tenant = adapter.tenant};
+    return absl::OkStatus();
+  }
+
+  absl::Status Apply(const MoveRecord& move) {
+    if (move.stage == MoveStage::kLeaving || move.stage == MoveStage::kStayed) {
+      return absl::OkStatus();
+    }
+    const auto arriving = arriving_.extract(move.key);
+    if (arriving.empty()) {
+      return absl::DataLossError(
+          "an adapter has arrived that was not on its way");
+    }
+    const StoredAdapter& adapter = arriving.mapped().adapter;
+    summary_.changed[adapter.adapter_id].last = sequence_;
+    return move.stage == MoveStage::kOwn ? Apply(adapter) : absl::OkStatus();
+  }
+
   absl::Status CheckImage(const std::string& file, size_t num_versions) const {
     const size_t num_blocks = kStateBlocks + num_versions;
     return reading_.check_image ? reading_.check_image(file, num_blocks)
@@ -248,7 +279,9 @@ class LogSurvey {
   uint64_t first_sequence_ = 1;
   uint64_t sequence_ = 0;               // Sequence of the record being applied.
   std::map<AdapterKey, Owner> owners_;  // Adapters that exist.
-  std::map<uint64_t, Begun> begun_;     // By `work`.
+  std::map<AdapterKey, ArrivingRecord>
+      arriving_;                     // Those with an open arrival.
+  std::map<uint64_t, Begun> begun_;  // By `work`.
   LogSummary summary_;
 };
 

@@ -217,9 +217,22 @@ void Fields(const auto& f, Is<SettingsRecord> auto& settings) {
   f("settings", settings.settings);
 }
 
+void Fields(const auto& f, Is<ArrivingRecord> auto& arriving) {
+  f("adapter", arriving.adapter);
+  f("from", arriving.from);
+  f("entry", arriving.entry);
+}
+
+void Fields(const auto& f, Is<MoveRecord> auto& move) {
+  f("adapter", move.key);
+  f("stage", move.stage);
+  f("to", move.to);
+  f("entry", move.entry);
+}
+
 void Fields(const auto& f, Is<Record> auto& record) {
   f.OneOf({"adapter", "removed", "begin", "given_up", "batch", "done", "loaded",
-           "release", "settings", "note", "accepted"},
+           "release", "settings", "note", "accepted", "arriving", "moving"},
           record);
 }
 

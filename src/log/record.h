@@ -11,6 +11,11 @@
 // A step that is accepted before it runs has an AcceptedRecord, which is in the
 // place of the request in all later records of the step. If it has not ended at
 // the end of the log, the next process runs it.
+//
+// An adapter that goes from one log to another has a MoveRecord in the first
+// and an ArrivingRecord in the second, and then in each one that says how the
+// move ended there. A move without its end is open: the next process ends it,
+// by the adapter's entry in the directory. No snapshot begins meanwhile.
 #ifndef WEFT_SRC_LOG_RECORD_H_
 #define WEFT_SRC_LOG_RECORD_H_
 
@@ -128,6 +133,31 @@ struct NoteRecord {
   std::optional<std::string> value;
 };
 
+// A copy of an adapter of the log `from`, with a key and an image of this log.
+// It is this log's if the directory's entry with the ETag `entry` is replaced
+// by one of this log.
+struct ArrivingRecord {
+  StoredAdapter adapter;
+  int from = 0;
+  std::string entry;
+};
+
+// The stages of a move. The log stores these numbers.
+enum class MoveStage : uint8_t {
+  kLeaving,  // Of this log's adapter to the log `to`. Nothing changes it.
+  kStayed,   // The adapter has not left.
+  kOwn,      // The arriving adapter is this log's.
+  kDropped,  // The arriving adapter has stayed where it was.
+};
+
+// If the adapter has left, a RemovedRecord is the end.
+struct MoveRecord {
+  AdapterKey key = AdapterKey::kBaseModel;
+  MoveStage stage = MoveStage::kLeaving;
+  int to = 0;         // Of kLeaving, as is `entry`, which is the ETag of the
+  std::string entry;  // adapter's entry in the directory.
+};
+
 // The settings that change the bits of later results, such as the device, the
 // number of threads and the CPU's instructions. A SettingsRecord is the first
 // record of every segment (file) of the log.
@@ -138,7 +168,8 @@ struct SettingsRecord {
 using Record =
     std::variant<StoredAdapter, RemovedRecord, BeginRecord, GivenUpRecord,
                  BatchRecord, DoneRecord, LoadedRecord, ReleaseRecord,
-                 SettingsRecord, NoteRecord, AcceptedRecord>;
+                 SettingsRecord, NoteRecord, AcceptedRecord, ArrivingRecord,
+                 MoveRecord>;
 
 // All adapters, notes and accepted steps at one point of the log.
 struct Snapshot {

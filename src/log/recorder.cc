@@ -85,11 +85,17 @@ void Recorder::Write(const Record& record) {
   if (!records()) return;
   const auto* adapter = std::get_if<StoredAdapter>(&record);
   const std::optional<AdapterKey> key = KeyOf(record);
-  if (adapter != nullptr) {
+  const auto* move = std::get_if<MoveRecord>(&record);
+  if (move != nullptr && move->stage == MoveStage::kOwn) {
+    adapters_.insert(move->key);
+  } else if (adapter != nullptr) {
     if (adapter->image) AddImage(adapter->image->file, /*recorded=*/true);
     adapters_.insert(adapter->key);
-  } else if (key && !Has(*key)) {
+  } else if (key && !Has(*key) && move == nullptr) {
     return;
+  }
+  if (const auto* arriving = std::get_if<ArrivingRecord>(&record)) {
+    AddImage(arriving->adapter.image->file, /*recorded=*/true);
   }
   if (const auto* loaded = std::get_if<LoadedRecord>(&record)) {
     AddImage(loaded->file, /*recorded=*/true);

@@ -5,7 +5,7 @@
 // end. The log is replayed after Start (Replaying).
 //
 // The recorder ignores adapters with Durability::kMemory, which have no
-// StoredAdapter.
+// StoredAdapter. An adapter that arrives is the log's when it is its own.
 //
 // Threads: the engine thread, except where a comment says otherwise.
 #ifndef WEFT_SRC_LOG_RECORDER_H_

@@ -157,6 +157,12 @@ class State {
   // Errors: INVALID_ARGUMENT (as above), NOT_FOUND.
   virtual absl::StatusOr<std::unique_ptr<ImageReader>> OpenImage(
       const std::string& name) const = 0;
+  // Makes the image `name` from one of another log of the same store, durably
+  // on success. After an error the image may exist. Errors: NOT_FOUND.
+  virtual absl::Status CopyImage(int /*log*/, const std::string& /*from*/,
+                                 const std::string& /*name*/) {
+    return absl::NotFoundError("a folder has one log");
+  }
   // Errors: INVALID_ARGUMENT (as above), NOT_FOUND if it is known that the
   // image did not exist.
   virtual absl::Status RemoveImage(const std::string& name) = 0;

@@ -190,6 +190,11 @@ struct ExportAdapterRequest {
   Loader loader = Loader::kPeft;
 };
 
+struct MoveAdapterRequest {
+  std::string adapter_id;
+  int log = 0;  // Where the adapter goes.
+};
+
 // The files of a PEFT folder, as pairs of name (without folder) and contents.
 using PeftFiles = std::vector<std::pair<std::string, std::string>>;
 

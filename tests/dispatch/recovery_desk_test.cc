@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <variant>
+#include <vector>
 
 #include "gtest/gtest.h"
 #include "src/base/reason.h"
@@ -140,6 +141,99 @@ TEST_F(RecoveryDeskTest, AnAdapterIsRefusedUntilItIsReady) {
   desk().SetReady("a");
   EXPECT_TRUE(adapters().CheckReady("a").ok());
   EXPECT_FALSE(adapters().CheckReady("b").ok());
+}
+
+TEST_F(RecoveryDeskTest, AHeldAdapterTakesNoNewWorkAndEndsWhatItHas) {
+  Create("a");
+  Create("b", "other");
+  const AdapterKey key = *adapters().KeyOf("a");
+  std::vector<absl::Status> ends(4);
+  const auto submit = [&](uint64_t step) {
+    (void)dispatcher().steps().Submit(
+        OptimStepRequest{.adapter_id = "a", .step = step},
+        {.kind = WorkKind::kOptim, .tokens = 1},
+        [&ends, step](const absl::StatusOr<StepResultPtr>& result, bool) {
+          ends[step] = result.status();
+        });
+  };
+  submit(1);
+  submit(3);  // Step 2 cannot come any more.
+  EXPECT_FALSE(desk().IsQuiet(key));
+  desk().Hold("a", "tenant");
+  // What has asked CheckReady before is refused, too.
+  submit(2);
+  engine_.RunReplies();
+  for (const int step : {2, 3}) {
+    EXPECT_EQ(FindReason(ends[step])->name, "ADAPTER_RECOVERING") << step;
+  }
+  EXPECT_FALSE(desk().IsQuiet(key));
+  EXPECT_EQ(Run(), "a");
+  EXPECT_TRUE(desk().IsQuiet(key));
+  Submit("b", 1);
+  EXPECT_EQ(Run(), "b");
+  desk().SetReady("a");
+  Submit("a", 2);
+  EXPECT_EQ(Run(), "a");
+}
+
+TEST_F(RecoveryDeskTest, AHeldAdapterTeachesNoNewStep) {
+  Create("a");
+  Create("b", "other");
+  const AdapterKey key = *adapters().KeyOf("a");
+  TrainRequest taught = OneDatum("b", 1);
+  taught.loss.function = LossFunction::kForwardKl;
+  taught.loss.teacher.adapter_id = "a";
+  absl::Status end;
+  const auto submit = [&] {
+    (void)dispatcher().steps().Submit(
+        taught, TrainItem(),
+        [&end](const absl::StatusOr<StepResultPtr>& result, bool) {
+          end = result.status();
+        });
+  };
+  submit();
+  desk().Hold("a", "tenant");
+  EXPECT_FALSE(desk().IsQuiet(key));
+  taught.step = 2;
+  submit();
+  EXPECT_EQ(FindReason(end)->name, "ADAPTER_RECOVERING");
+  const std::optional<Work> work = engine_.Next();
+  const uint64_t id = std::get<RunTrain>(*work).slices.front().step.id;
+  EXPECT_FALSE(desk().IsQuiet(key));
+  dispatcher().steps().Complete(id, TrainResult());
+  EXPECT_TRUE(desk().IsQuiet(key));
+}
+
+TEST_F(RecoveryDeskTest, SamplesOfAHeldAdapterEnd) {
+  Create("a");
+  Create("b", "other");
+  const AdapterKey key = *adapters().KeyOf("a");
+  std::vector<absl::Status> ends;
+  const auto sample = [&](const std::string& id) {
+    (void)dispatcher().samples().Submit(
+        {.adapter_id = id, .prompt = {1}, .config = {.max_tokens = 1}}, {},
+        [&ends](const absl::StatusOr<SampleResult>& result) {
+          ends.push_back(result.status());
+        });
+  };
+  sample("a");
+  const std::optional<SampleTask> running = dispatcher().samples().Take();
+  dispatcher().samples().Start(*running);
+  sample("a");
+  sample("b");
+  desk().Hold("a", "tenant");
+  sample("a");
+  EXPECT_EQ(ends.size(), 1);
+  EXPECT_EQ(desk().DropSamples(key), std::vector<uint64_t>{running->id});
+  engine_.RunReplies();
+  ASSERT_EQ(ends.size(), 2);
+  for (const absl::Status& end : ends) {
+    EXPECT_EQ(FindReason(end)->name, "ADAPTER_RECOVERING");
+  }
+  EXPECT_FALSE(desk().IsQuiet(key));
+  dispatcher().samples().Finish(running->id, ends[0]);
+  EXPECT_TRUE(desk().IsQuiet(key));
+  EXPECT_TRUE(dispatcher().samples().Take().has_value());  // That of b.
 }
 
 TEST_F(RecoveryDeskTest, APageHasTheAdaptersThatAreRestoredToo) {

@@ -182,6 +182,93 @@ TEST_F(LogSummaryTest, KeysAndEpochsOfAllAdaptersAreUsed) {
   EXPECT_THAT(log.adapters, ElementsAre(kA));
 }
 
+StoredAdapter Sent(AdapterKey key, const std::string& id) {
+  return {.key = key,
+          .adapter_id = id,
+          .tenant = "t",
+          .epoch = 70,
+          .image = ImageRecord{.file = "gone", .versions = {1}}};
+}
+
+TEST_F(LogSummaryTest, AnAdapterThatLeavesIsNeededUpToTheEndOfItsMove) {
+  Make(kA, "a");
+  Make(kB, "b");
+  Write(MoveRecord{.key = kA, .to = 1, .entry = "e"});
+  const uint64_t stayed =
+      Write(MoveRecord{.key = kA, .stage = MoveStage::kStayed});
+  const uint64_t leaving = Write(MoveRecord{.key = kB, .to = 1, .entry = "f"});
+  const LogSummary log = Read().value();
+  EXPECT_EQ(log.changed.at("a").last, stayed);
+  EXPECT_EQ(log.changed.at("b").last, leaving);
+  EXPECT_THAT(log.adapters, ElementsAre(kA, kB));
+  EXPECT_THAT(log.arriving, IsEmpty());
+}
+
+// Its image may be missing until the adapter is the log's.
+TEST_F(LogSummaryTest, AnArrivingAdapterIsNotYetTheLogs) {
+  Make(kA, "a");
+  const uint64_t arriving =
+      Write(ArrivingRecord{.adapter = Sent(kC, "c"), .from = 1, .entry = "e"});
+  const LogSummary log = Read().value();
+  EXPECT_THAT(log.adapters, ElementsAre(kA));
+  EXPECT_THAT(log.arriving, ElementsAre("c"));
+  EXPECT_EQ(log.changed.at("c").last, arriving);
+  EXPECT_EQ(log.changed.at("c").tenant, "t");
+  EXPECT_EQ(log.next_key, 4);
+  EXPECT_EQ(log.last_epoch, 70);
+}
+
+TEST_F(LogSummaryTest, ADroppedAdapterNeedsNoImage) {
+  Write(ArrivingRecord{.adapter = Sent(kC, "c"), .from = 1, .entry = "e"});
+  const uint64_t dropped =
+      Write(MoveRecord{.key = kC, .stage = MoveStage::kDropped});
+  const LogSummary log = Read().value();
+  EXPECT_THAT(log.adapters, IsEmpty());
+  EXPECT_THAT(log.arriving, IsEmpty());
+  EXPECT_EQ(log.changed.at("c").last, dropped);
+}
+
+TEST_F(LogSummaryTest, AnArrivedAdapterIsTheLogsAndHasItsImage) {
+  Write(ArrivingRecord{.adapter = Sent(kC, "c"), .from = 1, .entry = "e"});
+  const uint64_t own = Write(MoveRecord{.key = kC, .stage = MoveStage::kOwn});
+  EXPECT_THAT(Read(), IsStatus(absl::StatusCode::kDataLoss,
+                               "image \"gone\" is missing"));
+  const LogSummary log =
+      Read(
+          {.max_resident = 8,
+           .check_image = [](const auto&, size_t) { return absl::OkStatus(); }})
+          .value();
+  EXPECT_THAT(log.adapters, ElementsAre(kC));
+  EXPECT_EQ(log.changed.at("c").last, own);
+}
+
+TEST_F(LogSummaryTest, OnlyWhatWasOnItsWayArrives) {
+  Write(MoveRecord{.key = kC, .stage = MoveStage::kOwn});
+  EXPECT_THAT(Read(), IsStatus(absl::StatusCode::kDataLoss, "on its way"));
+}
+
+TEST_F(LogSummaryTest, TheRecorderRecordsAnArrivedAdapterWhenItIsItsOwn) {
+  Recorder recorder;
+  recorder.Start(std::move(writer_), {}, absl::ZeroDuration(), "", {}, {});
+  recorder.Write(ArrivingRecord{.adapter = Sent(kC, "c"), .entry = "e"});
+  EXPECT_FALSE(recorder.Has(kC));
+  EXPECT_THAT(recorder.Images(), ElementsAre("gone"));
+  recorder.Write(RemovedRecord{.key = kC});
+  recorder.Write(MoveRecord{.key = kC, .stage = MoveStage::kOwn});
+  EXPECT_TRUE(recorder.Has(kC));
+  recorder.Write(ReleaseRecord{.key = kC, .name = "s"});
+  recorder.Stop();
+  const LogSummary log =
+      ReadLog(
+          *folder_, {},
+          {.max_resident = 8,
+           .check_image = [](const auto&, size_t) { return absl::OkStatus(); }})
+          .value();
+  // Settings, the arrival, its end, and the release.
+  EXPECT_EQ(log.num_records, 4);
+  EXPECT_THAT(log.adapters, ElementsAre(kC));
+}
+
 TEST_F(LogSummaryTest, NotesAreThoseOfTheSnapshotAndOfLaterRecords) {
   Recorder recorder;
   recorder.PutNote("before the start", "x");

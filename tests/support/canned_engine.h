@@ -113,6 +113,8 @@ class CannedEngine final : public engine::Engine {
   size_t num_adapters() const override;
   Activity activity(const ActivityQuery& query) const override;
   void DeleteAdapter(std::string adapter_id, Callback<bool> done) override;
+  // Says that the adapter is there already.
+  void MoveAdapter(MoveAdapterRequest request, Callback<bool> done) override;
   void ListCheckpoints(std::string adapter_id,
                        Callback<std::vector<CheckpointInfo>> done) override;
   void DeleteCheckpoint(std::string adapter_id, std::string name,

@@ -150,6 +150,13 @@ void CannedEngine::DeleteAdapter(std::string adapter_id, Callback<bool> done) {
   adapters_.Delete(adapter_id, std::move(done));
 }
 
+void CannedEngine::MoveAdapter(MoveAdapterRequest request,
+                               Callback<bool> done) {
+  if (!Admit("MoveAdapter", 0, done) || !CheckOpen(done)) return;
+  const auto found = dispatcher_.adapters().Info(request.adapter_id);
+  found.ok() ? done(true) : done(found.status());
+}
+
 void CannedEngine::ListCheckpoints(std::string adapter_id,
                                    Callback<std::vector<CheckpointInfo>> done) {
   adapters_.ListCheckpoints(std::move(adapter_id), std::move(done));

@@ -35,6 +35,9 @@ void AdapterManager::Create(CreateAdapterRequest request,
 
 void AdapterManager::Delete(std::string adapter_id, Callback<bool> done) {
   Post(done, [this, adapter_id = std::move(adapter_id), done] {
+    const absl::Status ready =
+        context_.dispatcher.adapters().CheckReady(adapter_id);
+    if (!ready.ok()) return context_.Reply(done, ready);
     if (!Forget(adapter_id)) {
       return context_.Reply(done, NoSuchAdapter(adapter_id));
     }
@@ -57,9 +60,11 @@ void AdapterManager::WhenClaimed(
     const std::string& adapter_id, const std::string& tenant,
     std::function<void(const absl::Status&)> then) {
   if (context_.directory == nullptr) return then(absl::OkStatus());
-  // The limits are checked again when the adapter has a slot.
-  const absl::Status fits =
-      context_.dispatcher.adapters().CheckNew(adapter_id, tenant);
+  // The limits are checked again when the adapter has a slot. One that arrives
+  // from another log has a name that must not be claimed.
+  const dispatch::AdapterDesk& desk = context_.dispatcher.adapters();
+  absl::Status fits = desk.CheckReady(adapter_id);
+  if (fits.ok()) fits = desk.CheckNew(adapter_id, tenant);
   context_.PostIo(adapter_id, [this, adapter_id, fits, then = std::move(then)] {
     absl::Status claimed = fits.ok() ? context_.directory->Claim(adapter_id)
                                      : context_.directory->Find(adapter_id);
@@ -336,12 +341,20 @@ void AdapterManager::Record(AdapterKey key, const NewAdapter& adapter,
   }
 }
 
+absl::StatusOr<AdapterKey> AdapterManager::Find(
+    const std::string& adapter_id) const {
+  const dispatch::AdapterDesk& desk = context_.dispatcher.adapters();
+  WEFT_RETURN_IF_ERROR(desk.CheckReady(adapter_id));
+  const std::optional<AdapterKey> key = desk.KeyOf(adapter_id);
+  if (!key) return NoSuchAdapter(adapter_id);
+  return *key;
+}
+
 void AdapterManager::ReleaseSnapshot(ReleaseSnapshotRequest request,
                                      Callback<bool> done) {
   Post(done, [this, request = std::move(request), done] {
-    const std::optional<AdapterKey> key =
-        context_.dispatcher.adapters().KeyOf(request.adapter_id);
-    if (!key) return context_.Reply(done, NoSuchAdapter(request.adapter_id));
+    const absl::StatusOr<AdapterKey> key = Find(request.adapter_id);
+    if (!key.ok()) return context_.Reply(done, key.status());
     context_.before_change(*key);
     const absl::Status status =
         context_.adapters.ReleaseSnapshot(*key, request.name);
@@ -357,10 +370,9 @@ void AdapterManager::ReleaseSnapshot(ReleaseSnapshotRequest request,
 void AdapterManager::Export(ExportAdapterRequest request,
                             Callback<PeftFiles> done) {
   Post(done, [this, request = std::move(request), done] {
-    dispatch::AdapterDesk& desk = context_.dispatcher.adapters();
-    const std::optional<AdapterKey> key = desk.KeyOf(request.adapter_id);
-    if (!key) return context_.Reply(done, NoSuchAdapter(request.adapter_id));
-    desk.WhenOnDevice(
+    const absl::StatusOr<AdapterKey> key = Find(request.adapter_id);
+    if (!key.ok()) return context_.Reply(done, key.status());
+    context_.dispatcher.adapters().WhenOnDevice(
         *key, [this, key = *key, request, done](const absl::Status& room) {
           ExportNow(key, request, done, room);
         });

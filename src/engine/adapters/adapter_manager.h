@@ -37,8 +37,14 @@ class AdapterManager {
   void Export(ExportAdapterRequest request, Callback<PeftFiles> done);
   void ReleaseSnapshot(ReleaseSnapshotRequest request, Callback<bool> done);
 
+  // Returns INVALID_ARGUMENT if a rank is above --max-rank, or if an expert's
+  // rank is above SharedRank(--max-rank).
+  absl::Status CheckRanks(const LoraConfig& config) const;
+
   // The engine thread calls the methods below.
 
+  // Errors: NOT_FOUND, and those of AdapterDesk::CheckReady.
+  absl::StatusOr<AdapterKey> Find(const std::string& adapter_id) const;
   // Creates an adapter of an earlier process from the adapter's record in the
   // log. The adapter gets initial weights. The caller must hold a slot
   // (AdapterDesk::WhenSlot). After an error, MakeAgain gives the slot back.
@@ -74,10 +80,6 @@ class AdapterManager {
   // Replaces kDefault by the server's default. Errors: FAILED_PRECONDITION if
   // the durability needs --state-dir and the server runs without it.
   absl::Status Resolve(Durability* durability) const;
-  // Returns INVALID_ARGUMENT if a rank is above --max-rank, or if an expert's
-  // rank is above SharedRank(--max-rank).
-  absl::Status CheckRanks(const LoraConfig& config) const;
-
   // The I/O thread calls the next two methods. They read the first state of a
   // new adapter. If the log needs the state, they copy it to an image
   // (KeepState).

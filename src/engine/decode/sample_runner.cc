@@ -53,12 +53,10 @@ void SampleRunner::Decode() {
   }
 }
 
-void SampleRunner::Cancel(const dispatch::CancelSamples& samples) {
-  for (const uint64_t id : samples.ids) {
-    if (loop_.Cancel(id)) {
-      context_.dispatcher.samples().Finish(
-          id, absl::CancelledError("cancelled by the client"));
-    }
+void SampleRunner::End(const std::vector<uint64_t>& ids,
+                       const absl::Status& status) {
+  for (const uint64_t id : ids) {
+    if (loop_.Cancel(id)) context_.dispatcher.samples().Finish(id, status);
   }
 }
 

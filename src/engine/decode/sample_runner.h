@@ -3,7 +3,10 @@
 #ifndef WEFT_SRC_ENGINE_DECODE_SAMPLE_RUNNER_H_
 #define WEFT_SRC_ENGINE_DECODE_SAMPLE_RUNNER_H_
 
-#include "src/dispatch/work.h"
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
 #include "src/engine/decode/sample_loop.h"
 #include "src/engine/engine_context.h"
 
@@ -19,7 +22,8 @@ class SampleRunner {
   // Admits the samples for which there is room, then runs one decode iteration.
   // An error fails all samples that are in prefill or decode.
   void Decode();
-  void Cancel(const dispatch::CancelSamples& samples);
+  // Ends those of the samples that are in prefill or decode with the error.
+  void End(const std::vector<uint64_t>& ids, const absl::Status& status);
 
  private:
   void Admit();

@@ -135,6 +135,7 @@ void LogReplay::EndRecord(uint64_t sequence) {
     const std::string& name = it->second;
     // The adapter has no later record, so its open requests did not complete.
     GiveUpIf([&](AdapterKey key) { return NameOf(key) == name; });
+    if (IsMoving(name)) continue;
     if (HasAccepted(name)) {
       late_.push_back(name);
     } else {
@@ -150,6 +151,16 @@ bool LogReplay::HasAccepted(const std::string& adapter_id) const {
   });
 }
 
+bool LogReplay::IsMoving(const std::string& adapter_id) const {
+  return std::ranges::any_of(moves_.leaving,
+                             [&](const auto& entry) {
+                               return NameOf(entry.first) == adapter_id;
+                             }) ||
+         std::ranges::any_of(moves_.arriving, [&](const auto& entry) {
+           return entry.second.adapter.adapter_id == adapter_id;
+         });
+}
+
 void LogReplay::ResumeSteps() {
   for (auto& [work, step] : accepted_) resume_(step);
   accepted_.clear();
@@ -163,7 +174,10 @@ void LogReplay::Finish(const absl::Status& status) {
   context_.dispatcher.recovery().SetTimeLeft(absl::ZeroDuration());
   reader_.reset();
   while (!begun_.empty()) GiveUp(begun_.begin());
-  if (status.ok()) ResumeSteps();
+  if (status.ok()) {
+    ResumeSteps();
+    resume_moves_(std::exchange(moves_, {}));
+  }
   done_(status);
 }
 

@@ -37,16 +37,25 @@ struct RecoveryReport {
   absl::Duration device_time;  // Time of the batches, steps and loads replayed.
 };
 
+// The moves that the log has begun and not ended.
+struct OpenMoves {
+  std::map<AdapterKey, log::MoveRecord> leaving;
+  std::map<AdapterKey, log::ArrivingRecord> arriving;
+};
+
 class LogReplay {
  public:
   using Resume = std::function<void(log::AcceptedRecord&)>;
+  using ResumeMoves = std::function<void(OpenMoves)>;
 
   // The objects behind the pointers outlive this object. `settings` are the
   // settings of this process, in the form of a SettingsRecord. `resume` runs a
-  // step that was accepted and has not ended.
+  // step that was accepted and has not ended. `resume_moves` ends the moves,
+  // after which clients may use their adapters.
   LogReplay(const EngineContext* context, AdapterManager* manager,
             BatchTrainer* trainer, StepExecutor* steps, Snapshotter* snapshots,
-            std::string settings, Resume resume, RecoveryReport* report)
+            std::string settings, Resume resume, ResumeMoves resume_moves,
+            RecoveryReport* report)
       : context_(*context),
         manager_(*manager),
         trainer_(*trainer),
@@ -54,6 +63,7 @@ class LogReplay {
         snapshots_(*snapshots),
         settings_(std::move(settings)),
         resume_(std::move(resume)),
+        resume_moves_(std::move(resume_moves)),
         report_(*report) {}
 
   // Replays the reader's records before report->log.next_sequence. `accepted`
@@ -81,6 +91,7 @@ class LogReplay {
   // their teachers may be other adapters.
   void EndRecord(uint64_t sequence);
   bool HasAccepted(const std::string& adapter_id) const;
+  bool IsMoving(const std::string& adapter_id) const;
   // Begins the request of a batch, if it was accepted and has not begun.
   void BeginAccepted(uint64_t work);
   void ResumeSteps();
@@ -97,6 +108,8 @@ class LogReplay {
   void Apply(log::ReleaseRecord& release, const Next& next);
   void Apply(log::SettingsRecord& record, const Next& next);
   void Apply(log::NoteRecord& note, const Next& next);
+  void Apply(log::ArrivingRecord& arriving, const Next& next);
+  void Apply(log::MoveRecord& move, const Next& next);
 
   absl::Status RunBatch(const log::BatchRecord& batch);
   absl::Status RunAgain(const log::DoneRecord& done);
@@ -120,6 +133,7 @@ class LogReplay {
   Snapshotter& snapshots_;
   const std::string settings_;
   const Resume resume_;
+  const ResumeMoves resume_moves_;
   std::string other_settings_;  // The log's settings in the last warning.
   RecoveryReport& report_;
   std::function<void(const absl::Status&)> done_;
@@ -146,6 +160,7 @@ class LogReplay {
   // Accepted steps that have not ended, by AcceptedRecord::work. Those that
   // have begun are in begun_, too.
   std::map<uint64_t, log::AcceptedRecord> accepted_;
+  OpenMoves moves_;
   std::vector<std::string> late_;  // Adapters that wait for the end.
   std::unique_ptr<Progress> progress_;
 };

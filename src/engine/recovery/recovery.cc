@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -20,10 +21,12 @@ namespace {
 // Between two tries of what the store did not do.
 constexpr absl::Duration kPause = absl::Seconds(1);
 
-// Gives the log the names of its adapters that the directory lacks.
-void RestoreNames(const EngineContext& context) {
+// Gives the log the names of its adapters that the directory lacks. `arriving`
+// are not the log's.
+void RestoreNames(const EngineContext& context,
+                  const std::set<std::string>& arriving) {
   if (context.directory == nullptr) return;
-  context.PostIo("", [&context] {
+  context.PostIo("", [&context, arriving] {
     std::vector<std::string> ids;
     for (bool more = true; more;) {
       const absl::StatusOr<AdapterPage> page =
@@ -35,6 +38,7 @@ void RestoreNames(const EngineContext& context) {
         ids.push_back(adapter.adapter_id);
       }
     }
+    std::erase_if(ids, [&](const auto& id) { return arriving.contains(id); });
     const absl::Status restored = context.directory->Restore(ids);
     if (restored.ok()) return;
     Log(LogLevel::kWarning, "the names of adapters could not be looked up",
@@ -61,7 +65,7 @@ absl::Status Recovery::Start(log::LogMetrics* metrics) {
                   : absl::StatusOr<std::unique_ptr<log::LogReader>>(open);
     status = log::WithWayOut(reader.status(), context_.options);
     if (status.ok()) status = StartRecording(metrics);
-    if (status.ok()) RestoreNames(context_);
+    if (status.ok()) RestoreNames(context_, report_.log.arriving);
     const absl::Status started = status;
     opened.Notify();
     // From here on `status` and `opened` may be gone.

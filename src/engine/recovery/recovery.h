@@ -42,15 +42,16 @@ namespace weft::engine {
 class Recovery {
  public:
   // The pointers outlive the object. `settings` are those of a SettingsRecord.
-  // `resume` runs a step that was accepted and has not ended.
+  // `resume` and `resume_moves` are those of LogReplay.
   Recovery(const EngineContext* context, AdapterManager* manager,
            BatchTrainer* trainer, StepExecutor* steps, Snapshotter* snapshots,
-           std::string settings, LogReplay::Resume resume)
+           std::string settings, LogReplay::Resume resume,
+           LogReplay::ResumeMoves resume_moves)
       : context_(*context),
         snapshots_(*snapshots),
         settings_(std::move(settings)),
         replay_(context, manager, trainer, steps, snapshots, settings_,
-                std::move(resume), &report_) {}
+                std::move(resume), std::move(resume_moves), &report_) {}
 
   // Reads the log to its end, starts to record, and begins the replay, which
   // goes on after Start has returned. After an error nothing is replayed.

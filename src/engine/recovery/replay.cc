@@ -65,6 +65,7 @@ void LogReplay::Apply(log::RemovedRecord& removed, const Next& next) {
   std::erase_if(accepted_, [&](const auto& entry) {
     return entry.second.key == removed.key;
   });
+  moves_.leaving.erase(removed.key);
   if (!context_.dispatcher.adapters().NameOf(removed.key).empty()) {
     manager_.Remove(removed.key);
   }
@@ -244,6 +245,25 @@ void LogReplay::Apply(log::ReleaseRecord& release, const Next& next) {
 
 // The recorder has the notes from the start (LogSummary).
 void LogReplay::Apply(log::NoteRecord& /*note*/, const Next& next) {
+  next(absl::OkStatus());
+}
+
+void LogReplay::Apply(log::ArrivingRecord& arriving, const Next& next) {
+  context_.recorder.AddImage(arriving.adapter.image->file, /*recorded=*/true);
+  moves_.arriving[arriving.adapter.key] = std::move(arriving);
+  next(absl::OkStatus());
+}
+
+void LogReplay::Apply(log::MoveRecord& move, const Next& next) {
+  using enum log::MoveStage;
+  if (move.stage == kLeaving) {
+    moves_.leaving[move.key] = std::move(move);
+  } else if (move.stage == kStayed) {
+    moves_.leaving.erase(move.key);
+  } else if (auto arriving = moves_.arriving.extract(move.key);
+             move.stage == kOwn) {
+    return Apply(arriving.mapped().adapter, next);
+  }
   next(absl::OkStatus());
 }
 

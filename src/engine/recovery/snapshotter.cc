@@ -53,8 +53,8 @@ bool Snapshotter::IsDue() const {
   const log::ReplayCost cost = context_.recorder.cost();
   // After a failure the dispatcher drops kept steps, which a snapshot would
   // lack then.
-  if (!context_.recorder.recording() || !context_.guard.failure().ok() ||
-      !context_.state->answers()) {
+  if (moving_ || !context_.recorder.recording() ||
+      !context_.guard.failure().ok() || !context_.state->answers()) {
     return false;
   }
   if (!requests_.empty()) return true;
@@ -90,6 +90,7 @@ void Snapshotter::WriteLast() {
   if (!context_.recorder.recording()) return;
   const uint64_t bytes = ChangedBytes();
   if (phase_ == Phase::kIdle) {
+    if (moving_) return;
     const absl::Duration replay = context_.recorder.cost().time;
     if (!WorthLastSnapshot(replay, bytes, BytesPerSecond())) return;
     Log(LogLevel::kInfo, "writing a last snapshot",
@@ -252,58 +253,88 @@ bool Snapshotter::CountBytes(uint64_t bytes) {
   return true;
 }
 
+Snapshotter::Copied Snapshotter::CopyOf(AdapterKey key) const {
+  Copied copy{.size = static_cast<int64_t>(
+                  context_.adapters.Facts(key).info.num_parameters),
+              .spilled = context_.adapters.File(key)};
+  // On a CPU the image shares the adapter's tensors, which may change before
+  // the image is written.
+  const bool shared = context_.device.Memory().total == 0;
+  copy.status = context_.guard.Guarded("copying an adapter", [&] {
+    copy.image = context_.adapters.Image(key);
+    if (!shared) return;
+    for (at::Tensor* tensor : copy.image.Tensors()) {
+      if (tensor->defined()) *tensor = tensor->clone();
+    }
+  });
+  copy.record = RecordOf(key, context_.state->NewImageName(), copy.image);
+  return copy;
+}
+
 void Snapshotter::Copy(AdapterKey key) {
   pending_.erase(key);
   const uint64_t bytes = context_.adapters.ImageBytes(key);
   if (!CountBytes(bytes)) return;
-  const ImageFile spilled = context_.adapters.File(key);
-  // On a CPU the image shares the adapter's tensors, which may change before
-  // the image is written.
-  const bool shared = context_.device.Memory().total == 0;
-  lora::AdapterImage image;
-  absl::Status copied = context_.guard.Guarded("copying an adapter", [&] {
-    image = context_.adapters.Image(key);
-    if (!shared) return;
-    for (at::Tensor* tensor : image.Tensors()) {
-      if (tensor->defined()) *tensor = tensor->clone();
+  Copied copy = CopyOf(key);
+  adapters_.at(key).image = copy.record;
+  images_[key] = copy.record;
+  new_images_.push_back(copy.record.file);
+  context_.PostIo("", [this, bytes, copy = std::move(copy)]() mutable {
+    absl::Status status;
+    {
+      MutexLock lock(&mu_);
+      status = status_;  // An error: the snapshot has failed.
     }
+    if (status.ok()) status = Write(copy);
+    copy.image = {};
+    MutexLock lock(&mu_);
+    bytes_in_flight_ -= bytes;
+    --files_in_flight_;
+    if (!status.ok()) status_ = status;
+    written_.NotifyAll();
   });
-  const log::ImageRecord record =
-      RecordOf(key, context_.state->NewImageName(), image);
-  adapters_.at(key).image = record;
-  images_[key] = record;
-  new_images_.push_back(record.file);
-  const auto size =
-      static_cast<int64_t>(context_.adapters.Facts(key).info.num_parameters);
-  context_.PostIo(
-      "", [this, name = record.file, size, bytes, spilled,
-           copied = std::move(copied), image = std::move(image)]() mutable {
-        absl::Status status = copied;
-        if (status.ok()) status = Write(name, size, image, spilled);
-        image = {};
-        MutexLock lock(&mu_);
-        bytes_in_flight_ -= bytes;
-        --files_in_flight_;
-        if (!status.ok()) status_ = status;
-        written_.NotifyAll();
-      });
 }
 
-absl::Status Snapshotter::Write(const std::string& name, int64_t size,
-                                lora::AdapterImage& image,
-                                const ImageFile& spilled) {
-  {
-    MutexLock lock(&mu_);
-    if (!status_.ok()) return status_;  // The snapshot has failed.
+void Snapshotter::DescribeNow(
+    AdapterKey key, std::function<void(absl::StatusOr<Described>)> done) {
+  Described described{.adapter = Describe(key)};
+  // While a snapshot runs, its images may not be written yet.
+  const auto image = images_.find(key);
+  if (phase_ == Phase::kIdle && image != images_.end()) {
+    described.adapter.image = image->second;
+    return done(std::move(described));
   }
-  if (!spilled.name.empty()) {
-    WEFT_RETURN_IF_ERROR(ReadTensors(context_, spill_, spilled, size, image));
+  Copied copy = CopyOf(key);
+  described.adapter.image = copy.record;
+  described.is_new = true;
+  // The cut of a snapshot that runs must not remove it.
+  context_.recorder.AddImage(copy.record.file, /*recorded=*/false);
+  context_.PostIo("", [this, done = std::move(done), copy = std::move(copy),
+                       described = std::move(described)]() mutable {
+    const absl::Status status = Write(copy);
+    context_.dispatcher.Post(
+        [this, done = std::move(done), status,
+         described = std::move(described)](const absl::Status& open) mutable {
+          if (!open.ok()) return;
+          if (status.ok()) return done(std::move(described));
+          DropState(context_, described.adapter.image->file);
+          done(status);
+        });
+  });
+}
+
+absl::Status Snapshotter::Write(Copied& copy) {
+  WEFT_RETURN_IF_ERROR(copy.status);
+  if (!copy.spilled.name.empty()) {
+    WEFT_RETURN_IF_ERROR(
+        ReadTensors(context_, spill_, copy.spilled, copy.size, copy.image));
   }
-  const std::vector<std::span<const float>> blocks = BlocksOf(image);
+  const std::vector<std::span<const float>> blocks = BlocksOf(copy.image);
   uint64_t bytes = 0;
   for (const std::span<const float> block : blocks) bytes += block.size_bytes();
   const absl::Time start = SteadyNow();
-  WEFT_RETURN_IF_ERROR(log::WriteImage(*context_.state, name, blocks));
+  WEFT_RETURN_IF_ERROR(
+      log::WriteImage(*context_.state, copy.record.file, blocks));
   MutexLock lock(&mu_);
   written_bytes_ += bytes;
   writing_time_ += SteadyNow() - start;

@@ -11,6 +11,7 @@
 #define WEFT_SRC_ENGINE_RECOVERY_SNAPSHOTTER_H_
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <set>
 #include <string>
@@ -57,6 +58,19 @@ class Snapshotter {
   // Copies the adapter if the running snapshot still needs its present state.
   // Call it before the adapter changes or is removed.
   void BeforeChange(AdapterKey key);
+  // An adapter's record, with an image of its present state.
+  struct Described {
+    log::StoredAdapter adapter;
+    bool is_new = false;  // Only this record names the image (DropState).
+  };
+  // Gives `done` the adapter's record on the engine thread, when the image is
+  // in the state. The adapter must not change before. Errors: those of copying
+  // and of writing images. `done` does not run if the engine ends first.
+  void DescribeNow(AdapterKey key,
+                   std::function<void(absl::StatusOr<Described>)> done);
+  // While adapters are on their way to or from other logs, no snapshot begins,
+  // so none has half of a move.
+  void set_moving(bool moving) { moving_ = moving; }
   // Call it between two pieces of work. Continues the running snapshot. If no
   // snapshot runs but one is due, begins it, unless a training request is
   // between slices.
@@ -94,13 +108,20 @@ class Snapshotter {
   // none, if the snapshot has failed, or the store does not answer, so that it
   // will fail.
   bool CountBytes(uint64_t bytes) ABSL_LOCKS_EXCLUDED(mu_);
+  // An adapter's state, or why it could not be copied.
+  struct Copied {
+    log::ImageRecord record;
+    int64_t size = 0;  // Floats of each tensor.
+    ImageFile spilled;
+    absl::Status status;
+    lora::AdapterImage image;
+  };
+  Copied CopyOf(AdapterKey key) const;
   // Copies the adapter and posts the write of the copy.
   void Copy(AdapterKey key);
   // Writes the copy as an image file. If the adapter's tensors are in a spill
   // file, reads them from there first. Threads: the I/O thread.
-  absl::Status Write(const std::string& name, int64_t size,
-                     lora::AdapterImage& image, const ImageFile& spilled)
-      ABSL_LOCKS_EXCLUDED(mu_);
+  absl::Status Write(Copied& copy) ABSL_LOCKS_EXCLUDED(mu_);
   void Finish();
   // Ends the requests of the running snapshot.
   void Answer(const absl::StatusOr<bool>& result);
@@ -117,6 +138,7 @@ class Snapshotter {
   std::vector<Callback<bool>> served_;    // For the running one.
   enum class Phase : uint8_t { kIdle, kCopying, kWriting };
   Phase phase_ = Phase::kIdle;
+  bool moving_ = false;
   absl::Time not_before_;  // No snapshot begins before this time.
   // The same for snapshots that are only to make room, and the pause after the
   // next of them. A log that has just been cut gives hardly any room, so the

@@ -559,6 +559,19 @@ absl::StatusOr<std::unique_ptr<ImageReader>> StateBucket::OpenImage(
   return image;
 }
 
+absl::Status StateBucket::CopyImage(int log, const std::string& from,
+                                    const std::string& name) {
+  WEFT_RETURN_IF_ERROR(CheckPathPart(from));
+  WEFT_RETURN_IF_ERROR(CheckAnswers());
+  ObjectImageReader image(store_.get(), LogKeys{.log = log}.Images() + from);
+  WEFT_RETURN_IF_ERROR(image.Open());
+  WEFT_ASSIGN_OR_RETURN(const uint64_t size, image.Size());
+  std::string bytes(size, '\0');
+  WEFT_ASSIGN_OR_RETURN(const size_t read, image.Read(0, bytes));
+  if (read < size) return absl::DataLossError(absl::StrCat(from, " is cut"));
+  return CreateImage(name, {bytes});
+}
+
 absl::Status StateBucket::RemoveImage(const std::string& name) {
   WEFT_RETURN_IF_ERROR(CheckPathPart(name));
   WEFT_RETURN_IF_ERROR(CheckAnswers());

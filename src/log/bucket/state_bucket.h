@@ -100,6 +100,8 @@ class StateBucket : public State {
       const std::vector<std::string_view>& pieces) override;
   absl::StatusOr<std::unique_ptr<ImageReader>> OpenImage(
       const std::string& name) const override;
+  absl::Status CopyImage(int log, const std::string& from,
+                         const std::string& name) override;
   absl::Status RemoveImage(const std::string& name) override;
 
  private:

@@ -1,0 +1,53 @@
+#include "src/engine/moves/moves.h"
+
+#include <utility>
+
+#include "src/engine/adapters/state_image.h"
+
+namespace weft::engine {
+
+void Moves::Start(const MoveAdapterRequest& request, bool is_replayed,
+                  const Callback<bool>& done) {
+  if (!has_others()) {
+    return done(absl::FailedPreconditionError(
+        "this server has the only log: give several servers --state and "
+        "--logs"));
+  }
+  if (!is_replayed) {
+    return done(absl::UnavailableError(
+        "adapters are being restored; try again when all are"));
+  }
+  departure_.Start(request.adapter_id, request.log, done);
+}
+
+void Moves::Resume(OpenMoves moves) {
+  if (context_.directory == nullptr) return Abandon(moves);
+  for (auto& [key, leaving] : moves.leaving) departure_.Resume(leaving);
+  for (auto& [key, arriving] : moves.arriving) {
+    arrival_.Resume(std::move(arriving));
+  }
+}
+
+void Moves::Abandon(const OpenMoves& moves) {
+  dispatch::Dispatcher& dispatcher = context_.dispatcher;
+  for (const auto& [key, leaving] : moves.leaving) {
+    context_.recorder.Write(
+        log::MoveRecord{.key = key, .stage = log::MoveStage::kStayed});
+    dispatcher.recovery().SetReady(dispatcher.adapters().NameOf(key));
+  }
+  for (const auto& [key, arriving] : moves.arriving) {
+    context_.recorder.Write(
+        log::MoveRecord{.key = key, .stage = log::MoveStage::kDropped});
+    DropState(context_, arriving.adapter.image->file);
+    dispatcher.recovery().SetReady(arriving.adapter.adapter_id);
+  }
+}
+
+void Moves::GoOn(absl::Time now) {
+  parts_.RunDue(now);
+  if (!has_others() && parts_.open() == 0) return;
+  departure_.GoOn();
+  arrival_.GoOn(now);
+}
+
+}  // namespace weft::engine

@@ -1,0 +1,61 @@
+// Moves adapters between the logs of a store (move_parts.h).
+#ifndef WEFT_SRC_ENGINE_MOVES_MOVES_H_
+#define WEFT_SRC_ENGINE_MOVES_MOVES_H_
+
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "src/engine/moves/arrival.h"
+#include "src/engine/moves/departure.h"
+#include "src/engine/moves/move_parts.h"
+#include "src/engine/recovery/log_replay.h"
+#include "src/request/adapter.h"
+#include "src/request/reply.h"
+
+namespace weft::engine {
+
+// Threads: engine thread.
+class Moves {
+ public:
+  // The pointers outlive the object.
+  Moves(const EngineContext* context, AdapterManager* manager,
+        Snapshotter* snapshots, SampleRunner* samples,
+        prometheus::Registry* registry)
+      : context_(*context),
+        parts_(context, manager, snapshots, samples, registry) {}
+
+  // Does what Departure::Start does. Errors, besides: FAILED_PRECONDITION
+  // without other logs; UNAVAILABLE if the log is not replayed yet.
+  void Start(const MoveAdapterRequest& request, bool is_replayed,
+             const Callback<bool>& done);
+  // Does what Departure::Join does.
+  bool Join(const MoveAdapterRequest& request, const Callback<bool>& done) {
+    return departure_.Join(request.adapter_id, request.log, done);
+  }
+  // Ends the moves of an earlier process. Call it before GoOn.
+  void Resume(OpenMoves moves);
+  // Call it between two pieces of work, when the log is replayed.
+  void GoOn(absl::Time now);
+  // Returns when GoOn has something to do at the latest.
+  absl::Time next_due() const { return parts_.next_due(); }
+  // Gives all callers the error. Call it after the last GoOn.
+  void Close(const absl::Status& status) { departure_.Close(status); }
+
+ private:
+  bool has_others() const {
+    return context_.directory != nullptr && context_.directory->has_others();
+  }
+  // Ends moves in a copy of a log that is in no store. The adapter is where the
+  // log had it.
+  void Abandon(const OpenMoves& moves);
+
+  const EngineContext& context_;
+  MoveParts parts_;
+  Departure departure_{&parts_};
+  Arrival arrival_{&parts_};
+};
+
+}  // namespace weft::engine
+
+#endif  // WEFT_SRC_ENGINE_MOVES_MOVES_H_
