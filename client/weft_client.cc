@@ -364,6 +364,12 @@ absl::Status Client::DeleteAdapter(absl::string_view adapter_id) {
       .status();
 }
 
+absl::Status Client::MoveAdapter(absl::string_view adapter_id, uint32_t log) {
+  auto request = OfAdapter<v1::MoveAdapterRequest>(adapter_id);
+  request.set_log(log);
+  return Wait(&Adapters::MoveAdapter, std::move(request)).status();
+}
+
 absl::StatusOr<v1::Checkpoint> Client::SaveCheckpoint(
     const v1::SaveCheckpointRequest& request) {
   WEFT_ASSIGN_OR_RETURN(auto response, Wait(&Adapters::SaveCheckpoint, request,

@@ -128,6 +128,8 @@ class Client {
   absl::StatusOr<v1::ListAdaptersResponse> ListAdapters(
       bool of_all_servers = true);
   absl::Status DeleteAdapter(absl::string_view adapter_id);
+  // Returns when the owner of the log has the adapter, or it has stayed.
+  absl::Status MoveAdapter(absl::string_view adapter_id, uint32_t log);
   // SaveCheckpoint, LoadCheckpoint and PublishSnapshot are repeated only if the
   // request sets `step`. Otherwise the server might run the request twice.
   absl::StatusOr<v1::Checkpoint> SaveCheckpoint(

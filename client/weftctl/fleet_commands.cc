@@ -122,6 +122,7 @@ absl::Status List(const Session& session) {
 }
 
 absl::Status UndrainLog(const Session& session) {
+  if (!session.arguments.Has("log")) return UsageError("--log is required");
   WEFT_ASSIGN_OR_RETURN(const int64_t number, session.arguments.GetInt("log"));
   const int log = static_cast<int>(std::min<int64_t>(number, INT_MAX));
   WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<log::StateBucket> bucket,
@@ -130,6 +131,12 @@ absl::Status UndrainLog(const Session& session) {
   WEFT_RETURN_IF_ERROR(log::Undrain(*bucket->objects(), {.log = log}));
   session.out << "log " << log << " is free for the next standby\n";
   return absl::OkStatus();
+}
+
+absl::Status Move(const Session& session) {
+  if (!session.arguments.Has("to")) return UsageError("--to is required");
+  WEFT_ASSIGN_OR_RETURN(const uint32_t log, session.arguments.GetUint32("to"));
+  return session.client.MoveAdapter(session.arguments.word(0), log);
 }
 
 }  // namespace
@@ -147,7 +154,13 @@ std::vector<Command> FleetCommands() {
        .run = UndrainLog,
        .words = {"s3://BUCKET/PREFIX"},
        .flags = {{"log", "N", "the log", ""}},
-       .offline = true}};
+       .offline = true},
+      {.name = "fleet move",
+       .help = "take an adapter to another log of the servers' store; its "
+               "clients go on there",
+       .run = Move,
+       .words = {"ADAPTER"},
+       .flags = {{"to", "LOG", "number of the log", ""}}}};
 }
 
 }  // namespace weft::client::weftctl

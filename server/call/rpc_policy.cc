@@ -26,6 +26,7 @@ constexpr RpcPolicy kPolicies[] = {
     {"/weft.v1.AdapterService/GetAdapter", kUnary, kRead, kGoesOnInADrain},
     {"/weft.v1.AdapterService/ListAdapters", kUnary, kRead, kGoesOnInADrain},
     {"/weft.v1.AdapterService/DeleteAdapter", kUnary, kTrain, kAudited},
+    {"/weft.v1.AdapterService/MoveAdapter", kUnary, kAdmin, kAudited},
     {"/weft.v1.AdapterService/SaveCheckpoint", kUnary, kTrain,
      kHasStep | kGoesOnInADrain},
     {"/weft.v1.AdapterService/LoadCheckpoint", kUnary, kTrain, kHasStep},

@@ -22,6 +22,7 @@ enum class Rpc : uint8_t {
   kGetAdapter,
   kListAdapters,
   kDeleteAdapter,
+  kMoveAdapter,
   kSaveCheckpoint,
   kLoadCheckpoint,
   kListCheckpoints,

@@ -18,6 +18,8 @@ void AddAdapters(RawService* service) {
       service, Rpc::kListAdapters, &engine::Engine::ListAdapters);
   AddUnary<v1::DeleteAdapterRequest, v1::DeleteAdapterResponse>(
       service, Rpc::kDeleteAdapter, &engine::Engine::DeleteAdapter);
+  AddUnary<v1::MoveAdapterRequest, v1::MoveAdapterResponse>(
+      service, Rpc::kMoveAdapter, &engine::Engine::MoveAdapter);
 }
 
 void AddCheckpoints(RawService* service) {

@@ -22,6 +22,7 @@
 #include "absl/time/time.h"
 #include "server/call/call.h"
 #include "server/call/engine_port.h"
+#include "server/wire/tinker_names.h"
 #include "src/request/adapter.h"
 #include "src/request/checkpoint.h"
 
@@ -39,9 +40,6 @@ absl::Status DeleteAdapterOf(Front& front, CallOrigin origin,
 absl::Status GetAdapterOf(Front& front, CallOrigin origin,
                           const std::string& adapter,
                           Callback<AdapterInfo> done);
-
-// The names of adapters that are loaded for sampling begin with this prefix.
-inline constexpr char kSamplerAdapterPrefix[] = "tinker-sampler.";
 
 // Longer than most samples take, so that few name an adapter that is gone.
 inline constexpr absl::Duration kLease = absl::Minutes(15);

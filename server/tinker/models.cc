@@ -215,11 +215,7 @@ std::string AdapterOfModel(absl::string_view model_id) {
 }
 
 std::string ModelOfAdapter(absl::string_view adapter_id) {
-  constexpr size_t kSessionLength = 32;
-  if (adapter_id.size() <= kSessionLength ||
-      !absl::StartsWith(adapter_id.substr(kSessionLength), ".train.")) {
-    return std::string(adapter_id);
-  }
+  if (!IsModelAdapter(adapter_id)) return std::string(adapter_id);
   return absl::StrReplaceAll(adapter_id, {{".train.", ":train:"}});
 }
 

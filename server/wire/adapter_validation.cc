@@ -1,6 +1,8 @@
 // Validation of AdapterService's requests; see request_validation.h.
 #include <algorithm>
+#include <limits>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "server/wire/adapter_fields.h"
@@ -8,7 +10,9 @@
 #include "server/wire/file_assembler.h"
 #include "server/wire/request_validation.h"
 #include "server/wire/response_conversion.h"
+#include "server/wire/tinker_names.h"
 #include "src/base/status_macros.h"
+#include "src/base/tokens.h"
 
 namespace weft::server {
 namespace {
@@ -138,6 +142,24 @@ absl::StatusOr<std::string> Validate(const v1::GetAdapterRequest& request,
 absl::StatusOr<std::string> Validate(const v1::DeleteAdapterRequest& request,
                                      const RequestLimits& limits) {
   return ReadAdapterId(request, limits);
+}
+
+absl::StatusOr<MoveAdapterRequest> Validate(
+    const v1::MoveAdapterRequest& request, const RequestLimits& limits) {
+  WEFT_ASSIGN_OR_RETURN(const std::string id, ReadAdapterId(request, limits));
+  // An admin names adapters of tenants as TENANT~ID.
+  const absl::string_view name =
+      absl::string_view(id).substr(id.find(kTenantSeparator) + 1);
+  if (IsModelAdapter(name) || absl::StartsWith(name, kSamplerAdapterPrefix)) {
+    return absl::UnimplementedError(absl::StrCat(
+        "adapter_id: '", id,
+        "' belongs to a session of the Tinker API, which cannot move yet"));
+  }
+  // The engine knows how many logs there are.
+  WEFT_RETURN_IF_ERROR(
+      CheckCount("log", request.log(), 0, std::numeric_limits<int>::max()));
+  return MoveAdapterRequest{.adapter_id = id,
+                            .log = static_cast<int>(request.log())};
 }
 
 absl::StatusOr<PublishSnapshotRequest> Validate(

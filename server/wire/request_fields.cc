@@ -136,6 +136,10 @@ RequestFields FieldsOf(ReleaseSnapshotRequest* request) {
   return {.adapter_id = &request->adapter_id};
 }
 
+RequestFields FieldsOf(MoveAdapterRequest* request) {
+  return {.adapter_id = &request->adapter_id};
+}
+
 RequestFields FieldsOf(MetricReport* report) {
   return {.adapter_id = &report->adapter_id};
 }

@@ -65,6 +65,7 @@ RequestFields FieldsOf(SetCheckpointTtlRequest* request);
 RequestFields FieldsOf(PublishSnapshotRequest* request);
 RequestFields FieldsOf(RefusedStep* request);
 RequestFields FieldsOf(ReleaseSnapshotRequest* request);
+RequestFields FieldsOf(MoveAdapterRequest* request);
 RequestFields FieldsOf(MetricReport* report);
 RequestFields FieldsOf(ExportAdapterRequest* request);
 RequestFields FieldsOf(ImportAdapterRequest* request);

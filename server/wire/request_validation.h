@@ -99,6 +99,9 @@ absl::StatusOr<std::string> Validate(const v1::GetAdapterRequest& request,
                                      const RequestLimits& limits);
 absl::StatusOr<std::string> Validate(const v1::DeleteAdapterRequest& request,
                                      const RequestLimits& limits);
+// Errors, besides: UNIMPLEMENTED for a model of the Tinker API.
+absl::StatusOr<MoveAdapterRequest> Validate(
+    const v1::MoveAdapterRequest& request, const RequestLimits& limits);
 absl::StatusOr<std::string> Validate(const v1::ListCheckpointsRequest& request,
                                      const RequestLimits& limits);
 

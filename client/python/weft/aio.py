@@ -292,6 +292,16 @@ class AsyncClient(AsyncSampler):
         request = adapters_pb2.DeleteAdapterRequest(adapter_id=adapter_id)
         await self._call(methods.DELETE_ADAPTER, request, gone_is_done=True)
 
+    async def move_adapter(self, adapter_id: str, log: int) -> None:
+        """Takes an adapter to the owner of a log, of the servers that share a state.
+
+        Needs a token with the scope admin. Returns when that server has the adapter.
+        Clients that use the adapter meanwhile wait, and find it there. Raises Aborted
+        if that server did not take it, FailedPrecondition if it has no room.
+        """
+        request = adapters_pb2.MoveAdapterRequest(adapter_id=adapter_id, log=log)
+        await self._call(methods.MOVE_ADAPTER, request)
+
     async def import_adapter(
         self,
         adapter_id: str,

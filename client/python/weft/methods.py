@@ -74,6 +74,7 @@ CREATE_ADAPTER = _method(adapters.CreateAdapterRequest, adapters.CreateAdapterRe
 GET_ADAPTER = _method(adapters.GetAdapterRequest, adapters.GetAdapterResponse)
 LIST_ADAPTERS = _method(adapters.ListAdaptersRequest, adapters.ListAdaptersResponse)
 DELETE_ADAPTER = _method(adapters.DeleteAdapterRequest, adapters.DeleteAdapterResponse)
+MOVE_ADAPTER = _method(adapters.MoveAdapterRequest, adapters.MoveAdapterResponse)
 SAVE_CHECKPOINT = _method(
     adapters.SaveCheckpointRequest, adapters.SaveCheckpointResponse
 )
