@@ -164,12 +164,17 @@ absl::Status Directory::Free(const std::string& adapter_id,
   return absl::IsAborted(deleted) ? absl::OkStatus() : AsAnswer(deleted);
 }
 
-absl::Status Directory::Restore(const std::vector<std::string>& adapter_ids) {
+absl::Status Directory::Restore(std::vector<std::string> adapter_ids,
+                                const std::set<std::string>& leaving) {
   const absl::StatusOr<std::vector<store::ListedObject>> entries =
       store_.List(kEntries, "", store::kAllObjects);
   WEFT_RETURN_IF_ERROR(AsAnswer(entries.status()));
   std::set<std::string> named;
   for (const store::ListedObject& entry : *entries) named.insert(entry.key);
+  // First, because after a crash the next start finds the others' entries.
+  if (named.empty()) {
+    adapter_ids.insert(adapter_ids.begin(), leaving.begin(), leaving.end());
+  }
   for (const std::string& adapter_id : adapter_ids) {
     if (named.contains(KeyOf(adapter_id))) continue;
     const absl::Status claimed = Claim(adapter_id);

@@ -19,6 +19,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -92,8 +93,11 @@ class Directory {
                     const std::function<bool()>& exists);
 
   // Gives this log the names of its adapters that have no entry, as after the
-  // restoration of a backup. Logs those that another log has.
-  absl::Status Restore(const std::vector<std::string>& adapter_ids);
+  // restoration of a backup. Logs those that another log has. `leaving` are on
+  // their way to other logs: one without an entry may have been deleted there,
+  // so it gets its name only if there are no entries at all.
+  absl::Status Restore(std::vector<std::string> adapter_ids,
+                       const std::set<std::string>& leaving = {});
 
   // Errors: NOT_FOUND.
   absl::StatusOr<Entry> Read(const std::string& adapter_id) const;

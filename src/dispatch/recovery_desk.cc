@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "src/base/observe/log.h"
+#include "src/base/status_macros.h"
 
 namespace weft::dispatch {
 
@@ -38,9 +39,12 @@ void RecoveryDesk::SetReady(const std::string& adapter_id) {
   s_.ShowAdapters();
 }
 
-void RecoveryDesk::Hold(const std::string& adapter_id,
-                        const std::string& tenant) {
+absl::Status RecoveryDesk::Hold(const std::string& adapter_id,
+                                const std::string& tenant) {
   MutexLock lock(&s_.mu);
+  if (const AdapterRecord* const record = s_.Find(adapter_id)) {
+    WEFT_RETURN_IF_ERROR(record->stopped);
+  }
   s_.recovering.emplace(adapter_id, tenant);
   s_.ShowAdapters();
   const std::optional<AdapterKey> key = s_.KeyOf(adapter_id);
@@ -55,6 +59,7 @@ void RecoveryDesk::Hold(const std::string& adapter_id,
   for (const uint64_t id : behind_gaps) {
     s_.Drop(id, s_.CheckReady(adapter_id));
   }
+  return absl::OkStatus();
 }
 
 bool RecoveryDesk::IsQuiet(AdapterKey key) const {

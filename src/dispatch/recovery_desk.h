@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "src/dispatch/state.h"
 
@@ -37,7 +38,8 @@ class RecoveryDesk {
   void SetReady(const std::string& adapter_id);
   // Does the same for an adapter that begins its way to or from another log.
   // Steps of it that wait for missing numbers end with the error of CheckReady.
-  void Hold(const std::string& adapter_id, const std::string& tenant);
+  // Errors: those with which its steps end until a restart.
+  absl::Status Hold(const std::string& adapter_id, const std::string& tenant);
   // Returns whether nothing more of the adapter is to be done: no step, which
   // may also be one that it teaches, no sample and no task.
   bool IsQuiet(AdapterKey key) const;

@@ -54,6 +54,10 @@ class LogSurvey {
     for (const auto& [key, arriving] : arriving_) {
       summary_.arriving.insert(arriving.adapter.adapter_id);
     }
+    for (const AdapterKey key : leaving_) {
+      const auto owner = owners_.find(key);
+      if (owner != owners_.end()) summary_.leaving.insert(owner->second.id);
+    }
     for (const auto& [work, begun] : begun_) {
       if (begun.accepted && !begun.between_slices) continue;
       summary_.given_up.push_back(work);
@@ -242,6 +246,8 @@ class LogSurvey {
   }
 
   absl::Status Apply(const MoveRecord& move) {
+    if (move.stage == MoveStage::kLeaving) leaving_.insert(move.key);
+    if (move.stage == MoveStage::kStayed) leaving_.erase(move.key);
     if (move.stage == MoveStage::kLeaving || move.stage == MoveStage::kStayed) {
       return absl::OkStatus();
     }
@@ -280,7 +286,9 @@ class LogSurvey {
   uint64_t sequence_ = 0;               // Sequence of the record being applied.
   std::map<AdapterKey, Owner> owners_;  // Adapters that exist.
   std::map<AdapterKey, ArrivingRecord>
-      arriving_;                     // Those with an open arrival.
+      arriving_;  // Those with an open arrival.
+  // Those with an open departure, and some that are gone.
+  std::set<AdapterKey> leaving_;
   std::map<uint64_t, Begun> begun_;  // By `work`.
   LogSummary summary_;
 };

@@ -285,6 +285,8 @@ WITHOUT_AN_ADAPTER = {
     methods.GET_INFO.path,
     methods.GET_TOKENIZER.path,
     methods.DRAIN.path,
+    # Needs an admin.
+    methods.MOVE_ADAPTER.path,
     # Only weftctl has these.
     "/weft.v1.ServerService/Undrain",
     "/weft.v1.ServerService/WriteSnapshot",

@@ -206,6 +206,20 @@ TEST_F(DirectoryTest, RestoresTheNamesThatHaveNoEntry) {
   EXPECT_THAT(one_.Find("a"), IsOk());
 }
 
+TEST_F(DirectoryTest, WhatWasLeavingHasANameInANewStoreOnly) {
+  objects_.before = [first = true](const std::string& operation,
+                                   const std::string& key) mutable {
+    if (operation != "create" || !std::exchange(first, false)) return;
+    EXPECT_EQ(key, "adapters/b");
+  };
+  ASSERT_THAT(zero_.Restore({"a"}, {"b"}), IsOk());
+  EXPECT_EQ(AddressIn(one_.Find("a")), "zero:1");
+  EXPECT_EQ(AddressIn(one_.Find("b")), "zero:1");
+  ASSERT_THAT(zero_.Free("b", None), IsOk());
+  ASSERT_THAT(zero_.Restore({"a"}, {"b"}), IsOk());
+  EXPECT_THAT(one_.Find("b"), IsOk());
+}
+
 TEST_F(DirectoryTest, OfTwoLogsOneTakesAnEntry) {
   ASSERT_THAT(zero_.Claim("a"), IsOk());
   zero_.EndClaim("a");

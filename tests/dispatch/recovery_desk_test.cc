@@ -159,7 +159,7 @@ TEST_F(RecoveryDeskTest, AHeldAdapterTakesNoNewWorkAndEndsWhatItHas) {
   submit(1);
   submit(3);  // Step 2 cannot come any more.
   EXPECT_FALSE(desk().IsQuiet(key));
-  desk().Hold("a", "tenant");
+  ASSERT_TRUE(desk().Hold("a", "tenant").ok());
   // What has asked CheckReady before is refused, too.
   submit(2);
   engine_.RunReplies();
@@ -192,7 +192,7 @@ TEST_F(RecoveryDeskTest, AHeldAdapterTeachesNoNewStep) {
         });
   };
   submit();
-  desk().Hold("a", "tenant");
+  ASSERT_TRUE(desk().Hold("a", "tenant").ok());
   EXPECT_FALSE(desk().IsQuiet(key));
   taught.step = 2;
   submit();
@@ -221,7 +221,7 @@ TEST_F(RecoveryDeskTest, SamplesOfAHeldAdapterEnd) {
   dispatcher().samples().Start(*running);
   sample("a");
   sample("b");
-  desk().Hold("a", "tenant");
+  ASSERT_TRUE(desk().Hold("a", "tenant").ok());
   sample("a");
   EXPECT_EQ(ends.size(), 1);
   EXPECT_EQ(desk().DropSamples(key), std::vector<uint64_t>{running->id});

@@ -93,6 +93,7 @@ def requests() -> dict[str, Message]:
         "GET_ADAPTER": adapters_pb2.GetAdapterRequest(adapter_id="victim"),
         "LIST_ADAPTERS": adapters_pb2.ListAdaptersRequest(),
         "DELETE_ADAPTER": adapters_pb2.DeleteAdapterRequest(adapter_id="made"),
+        "MOVE_ADAPTER": adapters_pb2.MoveAdapterRequest(adapter_id="victim", log=1),
         "SAVE_CHECKPOINT": adapters_pb2.SaveCheckpointRequest(
             adapter_id="victim", name="c", overwrite=True
         ),

@@ -202,6 +202,9 @@ TEST_F(LogSummaryTest, AnAdapterThatLeavesIsNeededUpToTheEndOfItsMove) {
   EXPECT_EQ(log.changed.at("b").last, leaving);
   EXPECT_THAT(log.adapters, ElementsAre(kA, kB));
   EXPECT_THAT(log.arriving, IsEmpty());
+  EXPECT_THAT(log.leaving, ElementsAre("b"));
+  Write(RemovedRecord{.key = kB});
+  EXPECT_THAT(Read()->leaving, IsEmpty());
 }
 
 // Its image may be missing until the adapter is the log's.

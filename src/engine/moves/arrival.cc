@@ -80,8 +80,10 @@ void Arrival::Consider(const directory::FoundArrival& found) {
   if (absl::IsUnavailable(fits)) return;
   if (!fits.ok()) return Refuse(found, fits);
   const EngineContext& context = parts_.context();
+  const absl::Status held =
+      context.dispatcher.recovery().Hold(adapter->adapter_id, adapter->tenant);
+  if (!held.ok()) return;
   parts_.Open();
-  context.dispatcher.recovery().Hold(adapter->adapter_id, adapter->tenant);
   arriving_ = {.adapter = *adapter,
                .from = found.arrival.from,
                .entry = found.arrival.entry};

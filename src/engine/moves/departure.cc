@@ -103,10 +103,11 @@ void Departure::Begin() {
   const absl::StatusOr<AdapterKey> key =
       Check(move_->adapter_id, move_->leaving.to);
   if (!key.ok()) return End(key.status());
-  move_->leaving.key = *key;
-  context.dispatcher.recovery().Hold(
+  const absl::Status held = context.dispatcher.recovery().Hold(
       move_->adapter_id,
       context.dispatcher.adapters().Info(move_->adapter_id)->tenant);
+  if (!held.ok()) return End(held);
+  move_->leaving.key = *key;
   WaitForQuiet(SteadyNow() + kSampleTime);
 }
 
@@ -190,12 +191,8 @@ absl::StatusOr<Departure::Verdict> Departure::Decide(
   if (Failpoint("moves.judge")) return ErrnoStatus(errno, "judging");
   const absl::StatusOr<directory::Directory::Entry> entry =
       directory.Read(adapter_id);
-  if (absl::IsNotFound(entry.status())) {
-    // A copy of one log of a state has no entries, and no other log.
-    WEFT_RETURN_IF_ERROR(directory.Claim(adapter_id));
-    directory.EndClaim(adapter_id);
-    return Verdict{.what = Verdict::kStayed};
-  }
+  // It was deleted there.
+  if (absl::IsNotFound(entry.status())) return Verdict{.what = Verdict::kLeft};
   WEFT_RETURN_IF_ERROR(entry.status());
   if (!entry->log) {
     return absl::DataLossError(

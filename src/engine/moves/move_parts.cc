@@ -5,7 +5,7 @@
 namespace weft::engine {
 
 MoveMetrics::MoveMetrics(prometheus::Registry* registry)
-    : results(registry, "weft_adapter_moves_total",
+    : results(registry, "weft_log_moves_total",
               "Moves of adapters between logs, by how they ended here.",
               "result", {"left", "stayed", "arrived", "refused", "dropped"}) {}
 

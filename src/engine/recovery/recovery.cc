@@ -2,7 +2,6 @@
 
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,29 +20,31 @@ namespace {
 // Between two tries of what the store did not do.
 constexpr absl::Duration kPause = absl::Seconds(1);
 
-// Gives the log the names of its adapters that the directory lacks. `arriving`
-// are not the log's.
-void RestoreNames(const EngineContext& context,
-                  const std::set<std::string>& arriving) {
+// Gives the log the names of its adapters that the directory lacks, without
+// those on their way to this log.
+void RestoreNames(const EngineContext& context, const log::LogSummary& log) {
   if (context.directory == nullptr) return;
-  context.PostIo("", [&context, arriving] {
-    std::vector<std::string> ids;
-    for (bool more = true; more;) {
-      const absl::StatusOr<AdapterPage> page =
-          context.dispatcher.adapters().List(
-              {.after = ids.empty() ? "" : ids.back()});
-      more = page.ok() && page->more;
-      if (!page.ok()) continue;
-      for (const AdapterInfo& adapter : page->adapters) {
-        ids.push_back(adapter.adapter_id);
-      }
-    }
-    std::erase_if(ids, [&](const auto& id) { return arriving.contains(id); });
-    const absl::Status restored = context.directory->Restore(ids);
-    if (restored.ok()) return;
-    Log(LogLevel::kWarning, "the names of adapters could not be looked up",
-        {{"reason", restored.message()}});
-  });
+  context.PostIo(
+      "", [&context, arriving = log.arriving, leaving = log.leaving] {
+        std::vector<std::string> ids;
+        for (bool more = true; more;) {
+          const absl::StatusOr<AdapterPage> page =
+              context.dispatcher.adapters().List(
+                  {.after = ids.empty() ? "" : ids.back()});
+          more = page.ok() && page->more;
+          if (!page.ok()) continue;
+          for (const AdapterInfo& adapter : page->adapters) {
+            ids.push_back(adapter.adapter_id);
+          }
+        }
+        std::erase_if(ids, [&](const std::string& id) {
+          return arriving.contains(id) || leaving.contains(id);
+        });
+        const absl::Status restored = context.directory->Restore(ids, leaving);
+        if (restored.ok()) return;
+        Log(LogLevel::kWarning, "the names of adapters could not be looked up",
+            {{"reason", restored.message()}});
+      });
 }
 
 absl::Status StatusOf(const absl::Status& status) { return status; }
@@ -65,7 +66,7 @@ absl::Status Recovery::Start(log::LogMetrics* metrics) {
                   : absl::StatusOr<std::unique_ptr<log::LogReader>>(open);
     status = log::WithWayOut(reader.status(), context_.options);
     if (status.ok()) status = StartRecording(metrics);
-    if (status.ok()) RestoreNames(context_, report_.log.arriving);
+    if (status.ok()) RestoreNames(context_, report_.log);
     const absl::Status started = status;
     opened.Notify();
     // From here on `status` and `opened` may be gone.

@@ -309,6 +309,40 @@ TEST_F(MovesTest, CallsForAHeldAdapterAreRepeated) {
   EXPECT_THAT(one_.Info("x")->snapshots, ElementsAre("s"));
 }
 
+// The sender does not see the entry before it is gone.
+class DeletedThereTest : public MovesTest {
+ protected:
+  void MoveAndDelete(const std::function<void()>& between) {
+    MakeAdapter();
+    ASSERT_THAT(one_.Create("another"), IsOk());
+    SetFailpoints("moves.judge=err(EIO)");
+    moved_ = zero_.BeginMove("x", 1);
+    WaitUntil([this] { return one_.Info("x").ok(); });
+    between();
+    ASSERT_THAT(
+        Wait<bool>([&](auto done) { one_.engine().DeleteAdapter("x", done); }),
+        IsOk());
+    const std::filesystem::path entry = folder_ / "store" / "adapters" / "x";
+    WaitUntil([&] { return !std::filesystem::exists(entry); });
+    SetFailpoints("");
+  }
+
+  std::future<absl::Status> moved_;
+};
+
+TEST_F(DeletedThereTest, ItDoesNotComeBack) {
+  MoveAndDelete([] {});
+  EXPECT_THAT(moved_.get(), IsOk());
+  EXPECT_THAT(zero_.Info("x"), IsStatus(kNotFound, ""));
+  EXPECT_THAT(zero_.Create("x"), IsOk());
+}
+
+TEST_F(DeletedThereTest, ItDoesNotComeBackWithTheNextProcess) {
+  MoveAndDelete([this] { zero_.Kill(); });
+  zero_.Start();
+  WaitUntil([this] { return absl::IsNotFound(zero_.Info("x").status()); });
+}
+
 TEST_F(MovesTest, WhatCannotMoveIsRefused) {
   MakeAdapter();
   EXPECT_THAT(zero_.Move("none", 1), IsStatus(kNotFound, "none"));

@@ -146,7 +146,7 @@ TEST(RpcPolicyTest, EveryMethodHasOne) {
   }
   EXPECT_EQ(services, 4);
   const std::vector<std::string> paths = AllMethods();
-  EXPECT_EQ(paths.size(), 30u);
+  EXPECT_EQ(paths.size(), 31u);
   for (const std::string& path : paths) {
     EXPECT_NE(FindPolicy(path), nullptr) << path;
   }
@@ -155,6 +155,8 @@ TEST(RpcPolicyTest, EveryMethodHasOne) {
     const std::string path = absl::StrCat("/weft.v1.ServerService/", method);
     EXPECT_EQ(FindPolicy(path)->scope, Scope::kAdmin) << path;
   }
+  EXPECT_EQ(FindPolicy("/weft.v1.AdapterService/MoveAdapter")->scope,
+            Scope::kAdmin);
   EXPECT_EQ(FindPolicy("/weft.v1.ServerService/None"), nullptr);
 }
 

@@ -128,6 +128,14 @@ TEST_F(AdapterServiceTest, GetAndDelete) {
   EXPECT_EQ(Send(erase).error_code(), grpc::StatusCode::NOT_FOUND);
 }
 
+TEST_F(AdapterServiceTest, MoveNamesAnAdapterAndALog) {
+  const auto move = Make<v1::MoveAdapterRequest>("adapter_id = 'a'; log = 1");
+  EXPECT_TRUE(Send(move).ok());
+  const auto absent =
+      Make<v1::MoveAdapterRequest>("adapter_id = 'none'; log = 1");
+  EXPECT_EQ(Send(absent).error_code(), grpc::StatusCode::NOT_FOUND);
+}
+
 TEST_F(AdapterServiceTest, ListPagesInOrder) {
   v1::CreateAdapterRequest create;
   v1::Adapter adapter;

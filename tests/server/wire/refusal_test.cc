@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "tests/server/wire/refusals.h"
+#include "tests/support/status_matchers.h"
 
 namespace weft::server {
 namespace {
@@ -228,6 +229,19 @@ TEST(RefusalTest, NamesOfEveryOtherMessage) {
   ExpectRefusals<v1::DeleteAdapterRequest>(
       Edited(v1::DeleteAdapterRequest(), "adapter_id = 'a'"),
       {{"adapter_id = '..'", "adapter_id is \"..\""}});
+  const std::string session(32, 'f');
+  ExpectRefusals<v1::MoveAdapterRequest>(
+      Edited(v1::MoveAdapterRequest(), "adapter_id = 'a'; log = 1"),
+      {{"clear adapter_id", "adapter_id is required"},
+       {"adapter_id = '..'", "adapter_id is \"..\""},
+       {"log = 4294967295", "log is 4294967295, must be in [0, 2147483647]"}});
+  for (const std::string& name :
+       {session + ".train.0", std::string("tinker-sampler.1")}) {
+    v1::MoveAdapterRequest request;
+    request.set_adapter_id(name);
+    EXPECT_THAT(Validate(request, Limits()),
+                IsStatus(absl::StatusCode::kUnimplemented, "Tinker"));
+  }
   ExpectRefusals<v1::ListCheckpointsRequest>(
       {}, {{"adapter_id = 'a/b'", "adapter_id is \"a/b\""}});
   ExpectRefusals<v1::ListAdaptersRequest>(

@@ -351,6 +351,7 @@ TEST_F(RequestFuzzTest, Adapters) {
   EXPECT_EQ(FieldsOf(&list).list, &list);
   Fuzz(Named<v1::GetAdapterRequest>());
   Fuzz(Named<v1::DeleteAdapterRequest>());
+  Fuzz(Named<v1::MoveAdapterRequest>());
   Fuzz(Named<v1::ListCheckpointsRequest>());
   Fuzz(TwiceNamed<v1::SaveCheckpointRequest>());
   Fuzz(TwiceNamed<v1::LoadCheckpointRequest>());

@@ -1,0 +1,81 @@
+#include "src/engine/moves/log_drain.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "src/base/observe/log.h"
+
+namespace weft::engine {
+namespace {
+
+// After an error that time may mend.
+constexpr absl::Duration kPause = absl::Seconds(1);
+
+}  // namespace
+
+void LogDrain::Start(Callback<bool> done) {
+  waiters_.push_back(std::move(done));
+  if (phase_ != Phase::kOff) return;
+  phase_ = Phase::kMoves;
+  parts_.manager().SendNewElsewhere(true);
+  Log(LogLevel::kInfo, "the adapters of this log go to others",
+      {{"log", parts_.directory().own()}});
+}
+
+std::optional<AdapterKey> LogDrain::Next() const {
+  for (const AdapterKey key : parts_.context().dispatcher.recovery().Keys()) {
+    if (key != AdapterKey::kBaseModel) return key;
+  }
+  return std::nullopt;
+}
+
+void LogDrain::GoOn() {
+  if (phase_ == Phase::kEmpty) return End(true);
+  if (phase_ == Phase::kOff || moving_) return;
+  if (const std::optional<AdapterKey> key = Next()) return Move(*key);
+  // One may just arrive.
+  if (parts_.open() > 0) return;
+  phase_ = Phase::kEmpty;
+  Log(LogLevel::kInfo, "this log has no adapters any more",
+      {{"log", parts_.directory().own()}});
+  End(true);
+}
+
+void LogDrain::Move(AdapterKey key) {
+  moving_ = true;
+  parts_.OnIo(
+      "", [this] { return parts_.directory().OtherLogs(); },
+      [this, id = parts_.context().dispatcher.adapters().NameOf(key)](
+          const absl::StatusOr<std::vector<int>>& logs) {
+        if (logs.ok() && !logs->empty()) return Send(id, *logs);
+        parts_.After(kPause, [this] { moving_ = false; });
+      });
+}
+
+void LogDrain::Send(const std::string& adapter_id,
+                    const std::vector<int>& logs) {
+  departure_.Start(adapter_id, logs[num_sent_++ % logs.size()],
+                   [this, adapter_id](const absl::StatusOr<bool>& moved) {
+                     if (moved.ok() || absl::IsNotFound(moved.status())) {
+                       moving_ = false;
+                       return;
+                     }
+                     if (!absl::IsFailedPrecondition(moved.status())) {
+                       return parts_.After(kPause, [this] { moving_ = false; });
+                     }
+                     moving_ = false;
+                     End(absl::FailedPreconditionError(absl::StrCat(
+                         "'", adapter_id, "' cannot leave this log: ",
+                         moved.status().message())));
+                   });
+}
+
+void LogDrain::End(const absl::StatusOr<bool>& result) {
+  if (!result.ok() && phase_ == Phase::kMoves) {
+    phase_ = Phase::kOff;
+    parts_.manager().SendNewElsewhere(false);
+  }
+  for (const Callback<bool>& done : std::exchange(waiters_, {})) done(result);
+}
+
+}  // namespace weft::engine

@@ -1,0 +1,205 @@
+"""Adapters move from one log to another while clients train them: no call fails, and
+the weights are those of a run without moves, also when daemons are killed."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import stores
+from chaos import Chaos
+from daemon import wait_until
+from door import Door
+from durable import train
+from members import Fleet, run_weftctl
+from stores import Store
+from test_chaos import calm_ends, ends
+from test_directory import moved_to
+from trainers import FLAGS, RETRY, Trainer, running
+
+import weft
+
+pytestmark = pytest.mark.skipif(
+    not stores.is_installed(),
+    reason="no build/store-venv: object stores were NOT tested",
+)
+
+MOVES = 10
+KILLS = 8
+MOST_PAUSE = 1.0  # Seconds, the median.
+# A model of the Tinker API has such a name.
+MODEL = "0123456789abcdef" * 2 + ".train.0"
+
+
+class TimedTrainer(Trainer):
+    """Notes when its rounds ended."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.ends: list[float] = []
+
+    def _round(self, adapter: object) -> None:
+        super()._round(adapter)
+        self.ends.append(time.monotonic())
+
+    def longest(self, begin: float, end: float) -> float:
+        """Returns the longest time between two rounds' ends that overlaps the time from
+        `begin` to `end`."""
+        pairs = zip(self.ends, self.ends[1:], strict=False)
+        return max(b - a for a, b in pairs if b > begin and a < end)
+
+
+def test_a_client_trains_while_its_adapter_moves(fleet: Fleet, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        fleet.add(name, "--logs", "2", *FLAGS).wait_for("serving")
+    a, b = fleet.members
+    addresses = f"{a.address},{b.address}"
+    trainers: list[Trainer] = [TimedTrainer(0), TimedTrainer(1)]
+    moves = []
+    with running(addresses, trainers), weft.Client(addresses) as client:
+        wait_until(lambda: min(trainer.rounds for trainer in trainers) > 1)
+        log = 0 if a.facts("a0").code == "OK" else 1
+        for _ in range(MOVES):
+            log = 1 - log
+            begin = time.monotonic()
+            client.move_adapter("a0", log)
+            moves.append((begin, time.monotonic()))
+            before = trainers[0].rounds
+            wait_until(lambda before=before: trainers[0].rounds > before + 2)
+    moved, calm = trainers
+    assert isinstance(moved, TimedTrainer) and isinstance(calm, TimedTrainer)
+    with weft.Client(addresses) as client:
+        for trainer in trainers:
+            trainer.check(client)
+        assert sum(m.facts("a0").code == "OK" for m in (a, b)) == 1
+        found = ends(trainers, client, tmp_path / "ends")
+        for trainer in trainers:
+            trainer.check_saves(client)
+    undisturbed = calm_ends(tmp_path / "calm", trainers, None)
+    assert found == undisturbed
+    rounds = [b - a for a, b in zip(calm.ends, calm.ends[1:], strict=False)]
+    usual = statistics.median(rounds)
+    pauses = sorted(moved.longest(*move) - usual for move in moves)
+    print(
+        f"{MOVES} moves: a client waits {statistics.median(pauses):.2f} s (median; "
+        f"{pauses[0]:.2f} to {pauses[-1]:.2f}) more than the {usual:.2f} s of a round;"
+        f" a move takes {statistics.median(e - b for b, e in moves):.2f} s"
+    )
+    assert statistics.median(pauses) < MOST_PAUSE
+
+
+class Mover:
+    """Moves adapters to and fro, as an operator does who repeats what failed."""
+
+    def __init__(self, names: list[str], seed: int) -> None:
+        self._names = names
+        self._random = random.Random(seed)
+        self.ends: Counter[str] = Counter()
+        self.moving = threading.Event()
+
+    def run(self, target: str, done: threading.Event) -> None:
+        with weft.Client(target, timeout=60.0, retry=RETRY) as client:
+            while not done.is_set():
+                name = self._random.choice(self._names)
+                self.moving.set()
+                try:
+                    client.move_adapter(name, self._random.randrange(2))
+                    self.ends["moved"] += 1
+                except weft.WeftError as error:
+                    self.ends[type(error).__name__] += 1
+                self.moving.clear()
+                time.sleep(self._random.uniform(0.0, 0.2))
+
+
+def test_kills_lose_nothing_and_double_nothing(
+    fleet: Fleet, seaweedfs: Store, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    seed = request.config.getoption("--seed")
+    chance = random.Random(seed)
+    trainers = [Trainer(index) for index in range(3)]
+    mover = Mover([trainer.adapter_id for trainer in trainers], seed)
+    done = threading.Event()
+    with Door() as door, ThreadPoolExecutor(1) as pool:
+        flags = [*FLAGS, "--model-name", "toy", "--snapshot-log-bytes", "100000"]
+        chaos = Chaos(fleet, 2, door, seed, *flags)
+        chaos.wait_for_service()
+        with running(chaos.addresses, trainers):
+            wait_until(lambda: min(trainer.rounds for trainer in trainers) > 0)
+            moves = pool.submit(mover.run, chaos.addresses, done)
+            try:
+                for _ in range(KILLS):
+                    mover.moving.wait()
+                    time.sleep(chance.uniform(0.0, 0.6))  # Anywhere in a move.
+                    print(chaos.kill(), dict(mover.ends), flush=True)
+                    chaos.wait_for_service()
+                    before = sum(trainer.steps for trainer in trainers)
+                    wait_until(
+                        lambda before=before: (
+                            sum(trainer.steps for trainer in trainers) > before
+                        )
+                    )
+            finally:
+                done.set()
+                chaos.wait_for_service()
+                moves.result()
+        owners = chaos.wait_for_service()
+        for owner in owners:
+            owner.wait_for("serving")
+            owner.wait_until_restored()
+        with weft.Client(chaos.addresses) as client:
+            for trainer in trainers:
+                trainer.check(client)
+                having = [o for o in owners if o.facts(trainer.adapter_id).code == "OK"]
+                assert len(having) == 1, trainer.adapter_id
+            found = ends(trainers, client, tmp_path / "ends")
+            for trainer in trainers:
+                trainer.check_saves(client)
+        wait_until(lambda: seaweedfs.sizes(fleet.url, "arrivals/") == {})
+    calm = calm_ends(tmp_path / "calm", trainers, None)
+    assert sorted(found) == sorted(calm)
+    assert [name for name in calm if found[name] != calm[name]] == []
+    assert mover.ends["moved"] > 0
+    print(
+        f"{chaos.events['kills']} kills, moves: {dict(mover.ends)},"
+        f" {sum(t.steps for t in trainers)} steps, each once; the slowest round"
+        f" {max(t.slowest for t in trainers):.1f} s"
+    )
+
+
+def test_what_cannot_move_stays_and_says_why(fleet: Fleet, seaweedfs: Store) -> None:
+    a = fleet.add("a", "--logs", "2")
+    a.wait_for("serving")
+    b = fleet.add("b", "--logs", "2", "--max-adapters-per-tenant", "1")
+    b.wait_for("serving")
+    with a.client() as client:
+        client.create_adapter("x", rank=4, tenant="t")
+        client.create_adapter(MODEL, rank=4)
+    with b.client() as client:
+        client.create_adapter("y", rank=4, tenant="t")
+    with a.client() as client:
+        with pytest.raises(weft.FailedPrecondition, match="max-adapters-per-tenant"):
+            client.move_adapter("x", 1)
+        with pytest.raises(weft.NotFound):
+            client.move_adapter("none", 1)
+        with pytest.raises(weft.InvalidArgument, match="--logs=2"):
+            client.move_adapter("x", 2)
+        with pytest.raises(weft.Unimplemented, match="Tinker"):
+            client.move_adapter(MODEL, 1)
+        train(client, "x", 0)
+        client.delete_adapter("y")
+    # From here on there is room, and the operator uses the command.
+    server = ("--server", a.address)
+    moved = run_weftctl(seaweedfs, *server, "fleet", "move", "x", "--to", "1")
+    assert moved.returncode == 0, moved.stderr
+    again = run_weftctl(seaweedfs, *server, "fleet", "move", "x", "--to", "1")
+    assert again.returncode == 0, again.stderr
+    assert b.address in moved_to(a, "x")
+    assert b.facts("x").reply.adapter.optim_steps == 1
+    refused = run_weftctl(seaweedfs, *server, "fleet", "move", "x")
+    assert refused.returncode != 0 and "--to" in refused.stderr
