@@ -196,6 +196,11 @@ absl::Status Client::Undrain() {
       .status();
 }
 
+absl::Status Client::DrainLog() {
+  return Wait(&Server::DrainLog, v1::DrainLogRequest(), /*repeat=*/false)
+      .status();
+}
+
 absl::Status Client::WriteSnapshot() {
   return Wait(&Server::WriteSnapshot, v1::WriteSnapshotRequest(),
               /*repeat=*/false)

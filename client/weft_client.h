@@ -82,6 +82,7 @@ class Client {
   // The calls are not repeated.
   absl::Status Drain();
   absl::Status Undrain();
+  absl::Status DrainLog();
   absl::Status WriteSnapshot();
   // Records what the engine's thread does in `steps` pieces of work (0: no
   // limit), and at most for `time`. A piece is a micro-batch, an optimizer step

@@ -1,7 +1,9 @@
 // Commands on all daemons of a store.
 #include <algorithm>
+#include <chrono>
 #include <climits>
 #include <cstdint>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -139,6 +141,20 @@ absl::Status Move(const Session& session) {
   return session.client.MoveAdapter(session.arguments.word(0), log);
 }
 
+// Shows how many adapters are left until the server has none.
+absl::Status DrainServer(const Session& session) {
+  std::future<absl::Status> drained =
+      std::async(std::launch::async, [&] { return session.client.DrainLog(); });
+  while (drained.wait_for(std::chrono::seconds(1)) !=
+         std::future_status::ready) {
+    const auto info = session.client.GetInfo();
+    if (info.ok()) session.err << info->num_adapters() << " adapters left\n";
+  }
+  WEFT_RETURN_IF_ERROR(drained.get());
+  session.out << "the server gives its log away, and ends\n";
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::vector<Command> FleetCommands() {
@@ -149,6 +165,10 @@ std::vector<Command> FleetCommands() {
        .run = List,
        .words = {"s3://BUCKET/PREFIX"},
        .offline = true},
+      {.name = "fleet drain",
+       .help = "take all adapters of the server to others, and end it; nobody "
+               "takes its log any more",
+       .run = DrainServer},
       {.name = "fleet undrain",
        .help = "lets a process take a log again that is drained",
        .run = UndrainLog,

@@ -50,6 +50,7 @@ constexpr RpcPolicy kPolicies[] = {
     {"/weft.v1.ServerService/GetTokenizer", kServerStream, kRead},
     {"/weft.v1.ServerService/Drain", kUnary, kAdmin, kAudited},
     {"/weft.v1.ServerService/Undrain", kUnary, kAdmin, kAudited},
+    {"/weft.v1.ServerService/DrainLog", kUnary, kAdmin, kAudited},
     {"/weft.v1.ServerService/WriteSnapshot", kUnary, kAdmin, kAudited},
     // Needs kAdmin, because a profile shows the work of all tenants.
     {"/weft.v1.ServerService/Profile", kServerStream, kAdmin},

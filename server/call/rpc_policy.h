@@ -38,6 +38,7 @@ enum class Rpc : uint8_t {
   kGetTokenizer,
   kDrain,
   kUndrain,
+  kDrainLog,
   kWriteSnapshot,
   kProfile,
   kHealthCheck,

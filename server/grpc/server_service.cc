@@ -1,6 +1,9 @@
-// weft.v1.ServerService: GetInfo, GetTokenizer, Drain, Undrain, WriteSnapshot
-// and Profile. Unlike other RPCs, GetInfo and GetTokenizer work while the
-// daemon starts or drains, and the next three while it drains.
+// weft.v1.ServerService: GetInfo, GetTokenizer, Drain, Undrain, DrainLog,
+// WriteSnapshot and Profile. Unlike other RPCs, GetInfo and GetTokenizer work
+// while the daemon starts or drains, and the next four while it drains.
+#include <signal.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <memory>
 #include <string>
@@ -192,6 +195,16 @@ void EndDrain(const ServiceCore& core, const Callback<bool>& done) {
   ended.ok() ? done(true) : done(ended);
 }
 
+void DrainLog(const ServiceCore& core, const Callback<bool>& done) {
+  engine::Engine* const engine = core.engine.Peek();
+  if (engine == nullptr) return done(core.engine.NotYet());
+  engine->DrainLog([done](const absl::StatusOr<bool>& drained) {
+    done(drained);
+    // Calls that run end well, and the log goes with the process.
+    if (drained.ok()) kill(getpid(), SIGTERM);
+  });
+}
+
 void WriteSnapshot(const ServiceCore& core, const Callback<bool>& done) {
   engine::Engine* const engine = core.engine.Peek();
   if (engine != nullptr) return engine->WriteSnapshot(done);
@@ -249,6 +262,8 @@ std::unique_ptr<RawService> MakeServerService(ServiceCore* core) {
                                                                 BeginDrain);
   service->Add<ActionCall<v1::UndrainRequest, v1::UndrainResponse>>(
       Rpc::kUndrain, EndDrain);
+  service->Add<ActionCall<v1::DrainLogRequest, v1::DrainLogResponse>>(
+      Rpc::kDrainLog, DrainLog);
   service->Add<ActionCall<v1::WriteSnapshotRequest, v1::WriteSnapshotResponse>>(
       Rpc::kWriteSnapshot, WriteSnapshot);
   service->Add<ProfileCall>(Rpc::kProfile);

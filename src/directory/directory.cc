@@ -189,6 +189,27 @@ absl::Status Directory::Restore(std::vector<std::string> adapter_ids,
   return absl::OkStatus();
 }
 
+absl::Status Directory::SendElsewhere(const std::string& adapter_id) const {
+  WEFT_RETURN_IF_ERROR(Find(adapter_id));
+  WEFT_ASSIGN_OR_RETURN(const std::vector<int> logs, OtherLogs());
+  if (logs.empty()) return absl::UnavailableError("no other log has a server");
+  WEFT_ASSIGN_OR_RETURN(const OwnerAddress owner, logs_.owner(logs.front()));
+  return MovedTo(owner.value_or(""), adapter_id);
+}
+
+absl::StatusOr<std::vector<int>> Directory::OtherLogs() const {
+  if (!logs_.answers()) return absl::UnavailableError(kStoreAway);
+  const std::vector<absl::StatusOr<OwnerAddress>> owners = logs_.owners();
+  std::vector<int> logs;
+  for (int log = 0; log < static_cast<int>(owners.size()); ++log) {
+    WEFT_RETURN_IF_ERROR(AsAnswer(owners[log].status()));
+    if (log != logs_.own && !owners[log]->value_or("").empty()) {
+      logs.push_back(log);
+    }
+  }
+  return logs;
+}
+
 absl::StatusOr<std::vector<std::string>> Directory::OtherOwners() const {
   if (!logs_.answers()) return absl::UnavailableError(kStoreAway);
   const std::vector<absl::StatusOr<OwnerAddress>> owners = logs_.owners();

@@ -82,6 +82,9 @@ class Directory {
   // knows about the adapter is right. Errors: moved, if another log has it.
   absl::Status Find(const std::string& adapter_id) const;
 
+  // Returns "moved" with the address of the name's log, or of any other one's.
+  absl::Status SendElsewhere(const std::string& adapter_id) const;
+
   // Gives the name to this log. On success the caller makes the adapter, or
   // does not, and then calls EndClaim. Errors: moved.
   absl::Status Claim(const std::string& adapter_id);
@@ -109,6 +112,8 @@ class Directory {
   // Returns UNAVAILABLE if the log has no owner now.
   absl::Status CheckOwned(int log) const;
 
+  // Returns the other logs that have an owner.
+  absl::StatusOr<std::vector<int>> OtherLogs() const;
   // Returns the addresses of the owners of all other logs. Errors: UNAVAILABLE
   // if one has no owner now.
   absl::StatusOr<std::vector<std::string>> OtherOwners() const;

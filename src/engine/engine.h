@@ -188,6 +188,10 @@ class Engine {
   // Takes new work again. Drains that have not ended yet are ABORTED.
   virtual void Undrain() = 0;
 
+  // Does what LogDrain::Start does (moves/log_drain.h). When `done` has got
+  // true, the process must end, and gives its log away.
+  virtual void DrainLog(Callback<bool> done) = 0;
+
   // Writes a snapshot of --state-dir and cuts the log. Runs `done` when it is
   // on disk. Errors: FAILED_PRECONDITION without --state-dir; UNAVAILABLE while
   // adapters are restored, or if the engine stops; those of writing files.

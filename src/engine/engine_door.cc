@@ -395,6 +395,17 @@ void EngineImpl::Finish(Callback<bool> done) {
 
 void EngineImpl::Undrain() { dispatcher_.Undrain(); }
 
+void EngineImpl::DrainLog(Callback<bool> done) {
+  const Callback<bool> reply =
+      [this, done = std::move(done)](const absl::StatusOr<bool>& result) {
+        context_.Reply(done, result);
+      };
+  dispatcher_.Post([this, reply](const absl::Status& open) {
+    if (!open.ok()) return reply(open);
+    moves_.DrainLog(recovery_.succeeded(), reply);
+  });
+}
+
 void EngineImpl::WriteSnapshot(Callback<bool> done) {
   if (parts_.state == nullptr) {
     return done(absl::FailedPreconditionError(

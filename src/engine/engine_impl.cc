@@ -186,15 +186,18 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
           SettingsOf(parts_.options, *parts_.decoder),
           [this](log::AcceptedRecord& step) { Resume(step); },
           [this](OpenMoves moves) { moves_.Resume(std::move(moves)); }) {
-  parts_.info.cached_tokens = sample_loop_.cached_tokens();
   if (parts_.state != nullptr) log_metrics_.emplace(registry);
-  if (parts_.directory != nullptr) {
-    parts_.info.log = parts_.directory->own();
-    parts_.info.num_logs = parts_.directory->num_logs();
-  }
+  FillInfo();
   ShowMemory(parts_.memory.value_or(MemorySplit()), registry);
   adapter_io_.RemoveStaleFiles();
   thread_ = std::thread([this] { Loop(); });
+}
+
+void EngineImpl::FillInfo() {
+  parts_.info.cached_tokens = sample_loop_.cached_tokens();
+  if (parts_.directory == nullptr) return;
+  parts_.info.log = parts_.directory->own();
+  parts_.info.num_logs = parts_.directory->num_logs();
 }
 
 EngineImpl::~EngineImpl() { Stop(); }
@@ -219,7 +222,9 @@ void EngineImpl::Stop() {
   // Nothing writes any more. So another process may go on at once, also after
   // an error of this one.
   if (parts_.state == nullptr || !parts_.state->failure().ok()) return;
-  if (const absl::Status released = parts_.state->Release(/*drained=*/false);
+  // Something may have come before the drain, and was made after it.
+  const bool drained = moves_.drained() && num_adapters() == 0;
+  if (const absl::Status released = parts_.state->Release(drained);
       !released.ok()) {
     Log(LogLevel::kWarning, "the state could not be given back",
         {{"reason", released.message()}});

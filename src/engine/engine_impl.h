@@ -150,12 +150,15 @@ class EngineImpl final : public Engine {
   void Drain(Callback<bool> done) override;
   void Finish(Callback<bool> done) override;
   void Undrain() override;
+  void DrainLog(Callback<bool> done) override;
   void WriteSnapshot(Callback<bool> done) override;
   absl::Status failure() const override;
   void ExcuseRunning() override;
   absl::Time last_heartbeat() const override { return probe_.last_heartbeat(); }
 
  private:
+  // Sets what only this object knows of parts_.info.
+  void FillInfo();
   // Ends all threads of the engine, after their last tasks. Only the destructor
   // calls it.
   void Stop();

@@ -148,6 +148,7 @@ class CannedEngine final : public engine::Engine {
   void Drain(Callback<bool> done) override;
   void Finish(Callback<bool> done) override;
   void Undrain() override;
+  void DrainLog(Callback<bool> done) override;
   void WriteSnapshot(Callback<bool> done) override;
   absl::Status failure() const override;
   void ExcuseRunning() override {}

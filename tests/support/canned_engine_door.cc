@@ -256,6 +256,11 @@ void CannedEngine::Finish(Callback<bool> done) {
 
 void CannedEngine::Undrain() { dispatcher_.Undrain(); }
 
+void CannedEngine::DrainLog(Callback<bool> done) {
+  if (!Admit("DrainLog", 0, done)) return;
+  done(absl::FailedPreconditionError("this server has the only log"));
+}
+
 void CannedEngine::WriteSnapshot(Callback<bool> done) {
   if (Admit("WriteSnapshot", 0, done)) done(true);
 }

@@ -65,16 +65,25 @@ void AdapterManager::WhenClaimed(
   const dispatch::AdapterDesk& desk = context_.dispatcher.adapters();
   absl::Status fits = desk.CheckReady(adapter_id);
   if (fits.ok()) fits = desk.CheckNew(adapter_id, tenant);
-  context_.PostIo(adapter_id, [this, adapter_id, fits, then = std::move(then)] {
-    absl::Status claimed = fits.ok() ? context_.directory->Claim(adapter_id)
-                                     : context_.directory->Find(adapter_id);
-    if (claimed.ok() && !fits.ok()) claimed = fits;
-    context_.dispatcher.Post(
-        [this, adapter_id, claimed, then](const absl::Status& open) {
-          if (claimed.ok() && !open.ok()) EndClaim(adapter_id, /*made=*/false);
-          then(claimed.ok() ? open : claimed);
-        });
-  });
+  context_.PostIo(
+      adapter_id, [this, adapter_id, fits, elsewhere = sends_elsewhere_,
+                   then = std::move(then)] {
+        absl::Status claimed = fits;
+        if (!fits.ok()) {
+          claimed = context_.directory->Find(adapter_id);
+          if (claimed.ok()) claimed = fits;
+        } else if (elsewhere) {
+          claimed = context_.directory->SendElsewhere(adapter_id);
+        } else {
+          claimed = context_.directory->Claim(adapter_id);
+        }
+        context_.dispatcher.Post(
+            [this, adapter_id, claimed, then](const absl::Status& open) {
+              if (claimed.ok() && !open.ok())
+                EndClaim(adapter_id, /*made=*/false);
+              then(claimed.ok() ? open : claimed);
+            });
+      });
 }
 
 void AdapterManager::EndClaim(const std::string& adapter_id, bool made) {

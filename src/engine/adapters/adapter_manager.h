@@ -52,6 +52,10 @@ class AdapterManager {
   // Removes the adapter with its tensors, its spill file and its steps. Does
   // not write the removal to the log.
   void Remove(AdapterKey key);
+  // From now on clients are told to make new adapters at another log's server,
+  // or here again.
+  void SendNewElsewhere(bool elsewhere) { sends_elsewhere_ = elsewhere; }
+  bool sends_elsewhere() const { return sends_elsewhere_; }
 
  private:
   // The first state of a new adapter. If `state` has no weights, the adapter
@@ -127,6 +131,7 @@ class AdapterManager {
   const EngineContext& context_;
   AdapterMover& mover_;
   const std::function<void(uint64_t)> forget_step_;
+  bool sends_elsewhere_ = false;
 };
 
 }  // namespace weft::engine

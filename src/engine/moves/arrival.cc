@@ -99,7 +99,7 @@ absl::Status Arrival::Check(const log::StoredAdapter& adapter) const {
   const dispatch::AdapterDesk& desk = dispatcher.adapters();
   // On its way from here, or held for another reason: this may end.
   WEFT_RETURN_IF_ERROR(desk.CheckReady(adapter.adapter_id));
-  if (const absl::Status open = dispatcher.CheckOpen(); !open.ok()) {
+  if (!dispatcher.CheckOpen().ok() || parts_.manager().sends_elsewhere()) {
     return absl::FailedPreconditionError("its server is draining");
   }
   WEFT_RETURN_IF_ERROR(desk.CheckNew(adapter.adapter_id, adapter.tenant));

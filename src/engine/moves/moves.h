@@ -8,6 +8,7 @@
 #include "absl/time/time.h"
 #include "src/engine/moves/arrival.h"
 #include "src/engine/moves/departure.h"
+#include "src/engine/moves/log_drain.h"
 #include "src/engine/moves/move_parts.h"
 #include "src/engine/recovery/log_replay.h"
 #include "src/request/adapter.h"
@@ -33,6 +34,10 @@ class Moves {
   bool Join(const MoveAdapterRequest& request, const Callback<bool>& done) {
     return departure_.Join(request.adapter_id, request.log, done);
   }
+  // Does what LogDrain::Start does. Errors, besides: those of Start.
+  void DrainLog(bool is_replayed, const Callback<bool>& done);
+  // Returns whether the log is to stay without adapters.
+  bool drained() const { return drain_.succeeded(); }
   // Ends the moves of an earlier process. Call it before GoOn.
   void Resume(OpenMoves moves);
   // Call it between two pieces of work, when the log is replayed.
@@ -40,12 +45,17 @@ class Moves {
   // Returns when GoOn has something to do at the latest.
   absl::Time next_due() const { return parts_.next_due(); }
   // Gives all callers the error. Call it after the last GoOn.
-  void Close(const absl::Status& status) { departure_.Close(status); }
+  void Close(const absl::Status& status) {
+    departure_.Close(status);
+    drain_.Close(status);
+  }
 
  private:
   bool has_others() const {
     return context_.directory != nullptr && context_.directory->has_others();
   }
+  // Returns why no move can begin.
+  absl::Status Check(bool is_replayed) const;
   // Ends moves in a copy of a log that is in no store. The adapter is where the
   // log had it.
   void Abandon(const OpenMoves& moves);
@@ -54,6 +64,7 @@ class Moves {
   MoveParts parts_;
   Departure departure_{&parts_};
   Arrival arrival_{&parts_};
+  LogDrain drain_{&parts_, &departure_};
 };
 
 }  // namespace weft::engine
