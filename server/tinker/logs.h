@@ -29,8 +29,8 @@ std::optional<int> OtherLogOf(const Front& front, const Route& route,
                               const Call& call);
 // Says where the log is. An edge gets 421 with the owner's address, and sends
 // the request there. Others get 503, after which the SDK tries again, perhaps
-// by another address: 421 would end its request, and after a redirect to
-// another host it would send no key.
+// by another address: 421 would end its request, and the address is that of an
+// edge or of gRPC, to which it cannot be redirected.
 void SendToLog(Front& front, int log, const Call& call, const Respond& respond);
 
 }  // namespace weft::server::tinker

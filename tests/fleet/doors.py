@@ -34,6 +34,7 @@ class Site:
     """A daemon and its edge, by whose address everybody knows the two."""
 
     def __init__(self, doors: Doors, name: str) -> None:
+        self._flags = ["--mtls"] if doors.client_certificate else []
         self._folder = doors.folder / f"{name}-edge"
         self._port = daemon_module.free_port()
         self._tinker = f"{HOST}:{daemon_module.free_port()}"
@@ -60,6 +61,7 @@ class Site:
         conf = self._folder / "nginx.conf"
         conf.write_text(configuration(ports, self._port))
         command = [str(EDGE / "run.sh"), "--dir", str(self._folder), "--fleet", NAME]
+        command += self._flags
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         wait_until(lambda: accepts(self._port), self.log)
@@ -101,11 +103,18 @@ class Site:
 class Doors:
     """The sites of a fleet, and what their clients need."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, mtls: bool = False) -> None:
         self.fleet = fleet
         self.folder = fleet.folder
-        run(str(EDGE / "certificate.sh"), "--dir", str(self.folder / "ca"), NAME, HOST)
+        make = [str(EDGE / "certificate.sh"), "--dir", str(self.folder / "ca")]
+        run(*make, NAME, HOST)
         self.tls = self.folder / "ca" / "tls"
+        # Certificate and key of a client, if edges want one.
+        self.client_certificate: tuple[Path, Path] | None = None
+        if mtls:
+            run(*make, "--client", "alice")
+            stem = self.folder / "ca" / "clients" / "alice"
+            self.client_certificate = stem.with_suffix(".crt"), stem.with_suffix(".key")
         self.ca = self.tls / "ca.crt"
         self.tokens = Tokens(self.folder / "tokens")
         self.alice = self.tokens.add("alice", "alice", "train", "sample")
@@ -130,7 +139,10 @@ class Doors:
         return {"TINKER_API_KEY": f"tml-{self.alice}", "SSL_CERT_FILE": str(self.ca)}
 
     def context(self) -> ssl.SSLContext:
-        return ssl.create_default_context(cafile=str(self.ca))
+        context = ssl.create_default_context(cafile=str(self.ca))
+        if self.client_certificate is not None:
+            context.load_cert_chain(*self.client_certificate)
+        return context
 
     def client(self, site: Site, token: str, **options: Any) -> weft.Client:
         security = weft.Security(token=token, root_certificates=self.ca.read_bytes())
@@ -143,7 +155,12 @@ class Doors:
         the reply or the message."""
         names = {key.replace("_", "-"): value for key, value in headers.items()}
         metadata = [("authorization", f"Bearer {token}"), *names.items()]
-        credentials = grpc.ssl_channel_credentials(self.ca.read_bytes())
+        certificate, key = [
+            file.read_bytes() for file in self.client_certificate or ()
+        ] or [None, None]
+        credentials = grpc.ssl_channel_credentials(
+            self.ca.read_bytes(), key, certificate
+        )
         options = [("grpc.use_local_subchannel_pool", 1)]
         with contextlib.closing(
             grpc.secure_channel(site.address, credentials, options)

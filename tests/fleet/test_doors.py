@@ -227,6 +227,21 @@ def test_an_edge_trusts_the_fleets_authority_only(
     assert reply.status_code == 503
 
 
+def test_edges_show_each_other_certificates(fleet: Fleet) -> None:
+    with Doors(fleet, mtls=True) as doors:
+        a, b = doors.add("a"), doors.add("b")
+        session = post(doors, b, "create_session", {"tags": []}).json()["session_id"]
+        beat = {"session_id": session}
+        assert post(doors, a, "session_heartbeat", beat).status_code == 200
+        config = adapters_pb2.LoraConfig(rank=4)
+        make = adapters_pb2.CreateAdapterRequest(adapter_id="x", config=config)
+        assert doors.call(b, doors.alice, methods.CREATE_ADAPTER, make)[0] == "OK"
+        learn(doors, a, doors.alice, "x")
+        assert get(doors, a, doors.alice, "x")[0] == "OK"
+        doors.client_certificate = None  # nginx answers 400.
+        assert get(doors, a, doors.alice, "x")[0] == "INTERNAL"
+
+
 @needs_sdk
 def test_the_sdk_goes_on_by_another_door(
     doors: Doors, two: tuple[Site, Site], tmp_path: Path
