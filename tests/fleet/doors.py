@@ -155,9 +155,8 @@ class Doors:
         the reply or the message."""
         names = {key.replace("_", "-"): value for key, value in headers.items()}
         metadata = [("authorization", f"Bearer {token}"), *names.items()]
-        certificate, key = [
-            file.read_bytes() for file in self.client_certificate or ()
-        ] or [None, None]
+        shown = [file.read_bytes() for file in self.client_certificate or ()]
+        certificate, key = shown or (None, None)
         credentials = grpc.ssl_channel_credentials(
             self.ca.read_bytes(), key, certificate
         )

@@ -258,7 +258,7 @@ TEST_F(AuthTest, TheEdgeLearnsWhoHasAnAdapter) {
   ServerOptions options = MetricsOptions();
   options.auth_tokens_file = file_;
   StartServer(options);
-  engine_.SetOwners({}, {{"acme~x", "one:8443"}});
+  engine_.SetOwners({}, {{"acme~x", "one:1"}});
   const auto owner = [&](const std::string& token, const std::string& adapter,
                          const std::string& door = "weft-door: 1\r\n") {
     return FetchAll("/authorize", absl::StrCat("Authorization: Bearer ", token,
@@ -267,11 +267,11 @@ TEST_F(AuthTest, TheEdgeLearnsWhoHasAnAdapter) {
   };
   EXPECT_THAT(owner(acme, "x"), Not(HasSubstr("weft-owner")));
   // A standby names the one for which it stands by.
-  listeners_->SetStandby("zero:8443");
-  EXPECT_THAT(owner(other, ""), HasSubstr("weft-owner: zero:8443"));
+  listeners_->SetStandby("zero:1");
+  EXPECT_THAT(owner(other, ""), HasSubstr("weft-owner: zero:1"));
   AttachEngine();
-  EXPECT_THAT(owner(acme, "x"), HasSubstr("weft-owner: one:8443"));
-  EXPECT_THAT(owner(admin, "acme~x"), HasSubstr("weft-owner: one:8443"));
+  EXPECT_THAT(owner(acme, "x"), HasSubstr("weft-owner: one:1"));
+  EXPECT_THAT(owner(admin, "acme~x"), HasSubstr("weft-owner: one:1"));
   // Names are the tenant's. Who cannot send a call on gets no address.
   for (const std::string& reply : {owner(other, "x"), owner(acme, "y"),
                                    owner(acme, ""), owner(acme, "x", "")}) {
