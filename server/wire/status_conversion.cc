@@ -46,19 +46,21 @@ grpc::Status ToGrpcStatus(const absl::Status& status) {
 }
 
 std::optional<int> RetryMillis(const absl::Status& status) {
-  if (absl::IsUnavailable(status)) return kRetryPushbackMillis;
-  if (status.GetPayload(kStepDonePayload)) return std::nullopt;
   const std::optional<Reason> reason = FindReason(status);
-  if (!reason || !absl::IsResourceExhausted(status)) return std::nullopt;
-  constexpr const char* kPassing[] = {"CALLS_UNDER_WAY",
-                                      "TOKEN_RATE",
-                                      "IMPORTS_UNDER_WAY",
-                                      "STATE_DISK_FULL",
-                                      "CHECKPOINT_STORE_UNREACHABLE",
-                                      "SHARE_IN_USE"};
-  if (std::ranges::find(kPassing, reason->name) == std::end(kPassing)) {
-    return std::nullopt;
+  if (!absl::IsUnavailable(status)) {
+    if (status.GetPayload(kStepDonePayload)) return std::nullopt;
+    if (!reason || !absl::IsResourceExhausted(status)) return std::nullopt;
+    constexpr const char* kPassing[] = {"CALLS_UNDER_WAY",
+                                        "TOKEN_RATE",
+                                        "IMPORTS_UNDER_WAY",
+                                        "STATE_DISK_FULL",
+                                        "CHECKPOINT_STORE_UNREACHABLE",
+                                        "SHARE_IN_USE"};
+    if (std::ranges::find(kPassing, reason->name) == std::end(kPassing)) {
+      return std::nullopt;
+    }
   }
+  if (!reason) return kRetryPushbackMillis;
   const auto told = reason->values.find("retry_ms");
   int millis = 0;
   if (told != reason->values.end() && absl::SimpleAtoi(told->second, &millis)) {

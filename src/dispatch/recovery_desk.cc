@@ -36,6 +36,7 @@ void RecoveryDesk::SetRecovering(std::map<std::string, std::string> tenants) {
 void RecoveryDesk::SetReady(const std::string& adapter_id) {
   MutexLock lock(&s_.mu);
   s_.recovering.erase(adapter_id);
+  s_.held_ids.erase(adapter_id);
   s_.ShowAdapters();
 }
 
@@ -46,6 +47,7 @@ absl::Status RecoveryDesk::Hold(const std::string& adapter_id,
     WEFT_RETURN_IF_ERROR(record->stopped);
   }
   s_.recovering.emplace(adapter_id, tenant);
+  s_.held_ids.insert(adapter_id);
   s_.ShowAdapters();
   const std::optional<AdapterKey> key = s_.KeyOf(adapter_id);
   std::vector<uint64_t> behind_gaps;

@@ -21,13 +21,14 @@ absl::Status NotReady(absl::string_view what,
                       std::map<std::string, std::string> values) {
   return WithReason(
       absl::UnavailableError(absl::StrCat(
-          what,
-          " being restored from the log of --state-dir, or on its way to "
-          "another log; try again")),
+          what, " being restored from the log of --state-dir; try again")),
       {.name = "ADAPTER_RECOVERING", .values = std::move(values)});
 }
 
 namespace {
+
+// A move of a small adapter takes a third of a second.
+constexpr char kHeldRetryMillis[] = "100";
 
 // If no steps are recorded, replies do not wait for the disk.
 Environment WithDurable(Environment environment) {
@@ -57,7 +58,16 @@ absl::Status State::CheckOpen() const {
 
 absl::Status State::CheckReady(const std::string& id) const {
   if (!recovering.contains(id)) return absl::OkStatus();
-  return NotReady(absl::StrCat("adapter_id: '", id, "' is"), {{"adapter", id}});
+  if (!held_ids.contains(id)) {
+    return NotReady(absl::StrCat("adapter_id: '", id, "' is"),
+                    {{"adapter", id}});
+  }
+  return WithReason(
+      absl::UnavailableError(absl::StrCat("adapter_id: '", id,
+                                          "' goes to another server; try "
+                                          "again")),
+      {.name = "ADAPTER_RECOVERING",
+       .values = {{"adapter", id}, {"retry_ms", kHeldRetryMillis}}});
 }
 
 std::optional<AdapterKey> State::KeyOf(const std::string& id) const {

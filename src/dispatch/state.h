@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -158,9 +159,11 @@ struct State {
   std::deque<RunTrain> later ABSL_GUARDED_BY(mu);  // Of StepDesk::RunLater.
   // The next part of the replay of the log; empty if there is none.
   EngineTask replay ABSL_GUARDED_BY(mu);
-  // Adapters that the replay has not restored yet, or that are on their way to
-  // or from another log: maps their ids to tenants.
+  // Adapters that the replay has not restored yet, or that are `held_ids`: maps
+  // their ids to tenants.
   std::map<std::string, std::string> recovering ABSL_GUARDED_BY(mu);
+  // The adapters of RecoveryDesk::Hold.
+  std::set<std::string> held_ids ABSL_GUARDED_BY(mu);
   std::vector<Callback<bool>> drain_waiters ABSL_GUARDED_BY(mu);
   uint64_t next_id ABSL_GUARDED_BY(mu) = 1;
   uint64_t next_key ABSL_GUARDED_BY(mu) = 1;
@@ -185,8 +188,7 @@ struct State {
 // Returns the error "adapter_id: 'x' does not exist".
 absl::Status NoSuchAdapter(const std::string& adapter_id);
 
-// Returns the error for a call that must wait for the replay of the log, or for
-// the end of an adapter's way to another log.
+// Returns the error for a call that must wait for the replay of the log.
 absl::Status NotReady(absl::string_view what,
                       std::map<std::string, std::string> values);
 

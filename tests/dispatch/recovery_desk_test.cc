@@ -163,8 +163,12 @@ TEST_F(RecoveryDeskTest, AHeldAdapterTakesNoNewWorkAndEndsWhatItHas) {
   // What has asked CheckReady before is refused, too.
   submit(2);
   engine_.RunReplies();
+  // It is not held for long.
   for (const int step : {2, 3}) {
-    EXPECT_EQ(FindReason(ends[step])->name, "ADAPTER_RECOVERING") << step;
+    EXPECT_EQ(*FindReason(ends[step]),
+              (Reason{.name = "ADAPTER_RECOVERING",
+                      .values = {{"adapter", "a"}, {"retry_ms", "100"}}}))
+        << step;
   }
   EXPECT_FALSE(desk().IsQuiet(key));
   EXPECT_EQ(Run(), "a");

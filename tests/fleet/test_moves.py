@@ -8,6 +8,7 @@ import statistics
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,7 +32,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 MOVES = 10
-KILLS = 8
 MOST_PAUSE = 1.0  # Seconds, the median.
 # A model of the Tinker API has such a name.
 MODEL = "0123456789abcdef" * 2 + ".train.0"
@@ -55,6 +55,11 @@ class TimedTrainer(Trainer):
         return max(b - a for a, b in pairs if b > begin and a < end)
 
 
+def wait_for_more(count: Callable[[], int], more: int = 1) -> None:
+    before = count()
+    wait_until(lambda: count() >= before + more)
+
+
 def test_a_client_trains_while_its_adapter_moves(fleet: Fleet, tmp_path: Path) -> None:
     for name in ("a", "b"):
         fleet.add(name, "--logs", "2", *FLAGS).wait_for("serving")
@@ -70,8 +75,7 @@ def test_a_client_trains_while_its_adapter_moves(fleet: Fleet, tmp_path: Path) -
             begin = time.monotonic()
             client.move_adapter("a0", log)
             moves.append((begin, time.monotonic()))
-            before = trainers[0].rounds
-            wait_until(lambda before=before: trainers[0].rounds > before + 2)
+            wait_for_more(lambda: trainers[0].rounds, 3)
     moved, calm = trainers
     assert isinstance(moved, TimedTrainer) and isinstance(calm, TimedTrainer)
     with weft.Client(addresses) as client:
@@ -133,17 +137,12 @@ def test_kills_lose_nothing_and_double_nothing(
             wait_until(lambda: min(trainer.rounds for trainer in trainers) > 0)
             moves = pool.submit(mover.run, chaos.addresses, done)
             try:
-                for _ in range(KILLS):
+                for _ in range(request.config.getoption("--kills")):
                     mover.moving.wait()
                     time.sleep(chance.uniform(0.0, 0.6))  # Anywhere in a move.
                     print(chaos.kill(), dict(mover.ends), flush=True)
                     chaos.wait_for_service()
-                    before = sum(trainer.steps for trainer in trainers)
-                    wait_until(
-                        lambda before=before: (
-                            sum(trainer.steps for trainer in trainers) > before
-                        )
-                    )
+                    wait_for_more(lambda: sum(one.steps for one in trainers))
             finally:
                 done.set()
                 chaos.wait_for_service()
@@ -194,12 +193,11 @@ def test_what_cannot_move_stays_and_says_why(fleet: Fleet, seaweedfs: Store) -> 
         train(client, "x", 0)
         client.delete_adapter("y")
     # From here on there is room, and the operator uses the command.
-    server = ("--server", a.address)
-    moved = run_weftctl(seaweedfs, *server, "fleet", "move", "x", "--to", "1")
-    assert moved.returncode == 0, moved.stderr
-    again = run_weftctl(seaweedfs, *server, "fleet", "move", "x", "--to", "1")
-    assert again.returncode == 0, again.stderr
+    move = ("fleet", "move", "x", "--server", a.address)
+    for _ in range(2):  # The second one follows the adapter.
+        moved = run_weftctl(seaweedfs, *move, "--to", "1")
+        assert moved.returncode == 0, moved.stderr
     assert b.address in moved_to(a, "x")
     assert b.facts("x").reply.adapter.optim_steps == 1
-    refused = run_weftctl(seaweedfs, *server, "fleet", "move", "x")
+    refused = run_weftctl(seaweedfs, *move)
     assert refused.returncode != 0 and "--to" in refused.stderr

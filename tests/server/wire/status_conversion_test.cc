@@ -48,6 +48,14 @@ TEST(StatusConversionTest, OnlyWaitingThatHelpsIsAdvised) {
                       {.name = reason, .values = {}});
   };
   EXPECT_EQ(RetryMillis(absl::UnavailableError("")), kRetryPushbackMillis);
+  EXPECT_EQ(
+      RetryMillis(WithReason(absl::UnavailableError(""),
+                             {.name = "ADAPTER_RECOVERING", .values = {}})),
+      kRetryPushbackMillis);
+  EXPECT_EQ(RetryMillis(WithReason(absl::UnavailableError(""),
+                                   {.name = "ADAPTER_RECOVERING",
+                                    .values = {{"retry_ms", "100"}}})),
+            100);
   for (const char* reason :
        {"CALLS_UNDER_WAY", "TOKEN_RATE", "IMPORTS_UNDER_WAY", "STATE_DISK_FULL",
         "SHARE_IN_USE", "CHECKPOINT_STORE_UNREACHABLE"}) {
