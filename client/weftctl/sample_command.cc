@@ -76,6 +76,7 @@ absl::StatusOr<v1::SampleRequest> ReadRequest(const Arguments& arguments) {
   v1::SampleRequest request;
   request.set_adapter_id(arguments.GetString("adapter"));
   request.set_snapshot(arguments.GetString("snapshot"));
+  request.set_checkpoint(arguments.GetString("checkpoint"));
   WEFT_ASSIGN_OR_RETURN(const auto prompt,
                         arguments.GetTokens("prompt-tokens"));
   if (prompt.empty()) {
@@ -127,6 +128,7 @@ std::vector<Command> SampleCommands() {
            {{"prompt-tokens", "IDS", "the prompt: 1,2,3", ""},
             {"adapter", "ADAPTER", "adapter; absent: the base model", ""},
             {"snapshot", "NAME", "snapshot of the adapter", ""},
+            {"checkpoint", "NAME", "checkpoint of the adapter", ""},
             {"num-samples", "N", "independent samples", "1"},
             {"max-tokens", "N", "0: the server's default", "0"},
             {"temperature", "T", "0: the most likely token", "1"},

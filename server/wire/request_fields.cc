@@ -79,6 +79,8 @@ RequestFields FieldsOf(SampleRequest* request) {
       static_cast<int64_t>(request->prompt_targets.size()) / kTargetsPerToken;
   return {.adapter_id = &request->adapter_id,
           .caller = &request->tenant,
+          .checkpoint =
+              request->checkpoint.empty() ? nullptr : &request->checkpoint,
           .deadline = &request->deadline,
           .cost = prompt + drawn + alternatives + targets,
           .token_bytes = kTokenBytes * (drawn + (scores_prompt ? prompt : 0)) +

@@ -232,6 +232,23 @@ absl::Status CheckDistribution(const v1::SampleRequest& request,
   return absl::OkStatus();
 }
 
+// Checks a request with a checkpoint, whose weights never change.
+absl::Status CheckCheckpoint(const v1::SampleRequest& request) {
+  if (request.adapter_id().empty()) {
+    return BadField("adapter_id", "is required with a checkpoint");
+  }
+  if (!request.snapshot().empty()) {
+    return BadField("snapshot",
+                    "must not be set with checkpoint: leave one of them out");
+  }
+  if (request.in_flight() || request.recompute_cache()) {
+    return BadField(request.in_flight() ? "in_flight" : "recompute_cache",
+                    "must not be set with checkpoint, whose weights never "
+                    "change: leave one of them out");
+  }
+  return CheckName("checkpoint", request.checkpoint());
+}
+
 absl::Status CheckSource(const v1::SampleRequest& request,
                          const RequestLimits& limits) {
   if (!request.adapter_id().empty()) {
@@ -247,6 +264,7 @@ absl::Status CheckSource(const v1::SampleRequest& request,
                     "must not be set with snapshot, whose weights never "
                     "change: leave one of them out");
   }
+  if (!request.checkpoint().empty()) return CheckCheckpoint(request);
   if (request.recompute_cache() && !request.in_flight()) {
     return BadField("recompute_cache", "needs in_flight");
   }
@@ -351,6 +369,7 @@ absl::StatusOr<SampleRequest> Validate(const v1::SampleRequest& request,
   SampleRequest out;
   out.adapter_id = request.adapter_id();
   out.snapshot = request.snapshot();
+  out.checkpoint = request.checkpoint();
   WEFT_ASSIGN_OR_RETURN(out.prompt,
                         ReadIds("prompt", request.prompt(), limits.vocab_size));
   const uint32_t num_samples =

@@ -152,7 +152,7 @@ absl::Status AdapterDesk::CheckNew(const std::string& id,
     return absl::AlreadyExistsError(
         absl::StrCat("adapter_id: '", id, "' exists"));
   }
-  const auto num_adapters = static_cast<int>(s_.adapters.size());
+  const auto num_adapters = static_cast<int>(s_.keys.size());
   WEFT_RETURN_IF_ERROR(CheckSettled(num_adapters, s_.options.max_adapters,
                                     s_.CountRecovering(nullptr)));
   const auto found = s_.tenants.find(tenant);
@@ -226,6 +226,24 @@ void AdapterDesk::Add(AdapterKey key, const std::string& id,
   s_.SetFacts(record, facts);
   s_.residency.Add(key);
   s_.scheduler.AddAdapter(key, id, tenant, /*last_step=*/0);
+  s_.ShowAdapters();
+}
+
+void AdapterDesk::AddSampler(AdapterKey key, const std::string& name,
+                             const std::string& tenant,
+                             const AdapterFacts& facts) {
+  MutexLock lock(&s_.mu);
+  AdapterRecord& record = s_.AddRecord(key,
+                                       {.adapter_id = name,
+                                        .tenant = tenant,
+                                        .durability = Durability::kMemory,
+                                        .epoch = s_.NewEpoch(),
+                                        .last_used_at = absl::Now()},
+                                       /*hidden=*/true);
+  s_.SetFacts(record, facts);
+  s_.residency.AddOnDisk(key);
+  s_.scheduler.AddAdapter(key, name, tenant, /*last_step=*/0);
+  s_.scheduler.SetHeld(key, true);
   s_.ShowAdapters();
 }
 
@@ -331,8 +349,13 @@ void AdapterDesk::FinishMove(const Move& move, uint64_t bytes,
         s_.residency.Finished(move, status.ok());
     AdapterRecord* record = s_.Find(move.adapter);
     if (unserved) {
-      error = MoveFailed(move, record == nullptr ? "" : record->info.adapter_id,
-                         status);
+      // What keeps a checkpoint from being read is about the checkpoint.
+      error = record != nullptr && record->hidden &&
+                      move.to == AdapterLocation::kDevice
+                  ? status
+                  : MoveFailed(move,
+                               record == nullptr ? "" : record->info.adapter_id,
+                               status);
       failed = DropWaiter(*unserved, error);
     }
     if (record != nullptr && s_.residency.CanRun(move.adapter)) {

@@ -71,6 +71,11 @@ class AdapterDesk {
   // own steps begin with 1.
   void Add(AdapterKey key, const std::string& id, const std::string& tenant,
            uint64_t last_step, const AdapterFacts& facts);
+  // Adds the weights of a checkpoint, which are not read yet: the first sample
+  // brings them to the device (SampleDesk::SubmitTo). They are no adapter that
+  // a client can name or see, nor one of the tenant's. `name` is for messages.
+  void AddSampler(AdapterKey key, const std::string& name,
+                  const std::string& tenant, const AdapterFacts& facts);
   // Removes the adapter, if it exists. Fails its queued samples, the tasks that
   // wait for it, and its steps. A step whose last part is on the device does
   // not fail. Returns the ids of failed steps that had started.

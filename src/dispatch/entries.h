@@ -73,6 +73,9 @@ struct AdapterRecord {
   std::vector<EngineTask> tasks;        // Tasks of AdapterDesk::WhenOnDevice.
   absl::Status stopped;  // Not OK: no step runs any more (StepDesk::StopLine).
   bool pinned = false;   // A pinned adapter stays on the device.
+  // A checkpoint's weights (AdapterDesk::AddSampler): no client sees it, and it
+  // is none of its tenant's adapters.
+  bool hidden = false;
 };
 
 }  // namespace weft::dispatch

@@ -21,8 +21,24 @@ int64_t DrawnTokens(const SampleResult& result) {
 CancelHandle SampleDesk::Submit(SampleRequest request,
                                 std::function<void(SampleDelta)> on_delta,
                                 Callback<SampleResult> done) {
+  return SubmitAs(std::nullopt, /*before_drain=*/false, std::move(request),
+                  std::move(on_delta), done);
+}
+
+CancelHandle SampleDesk::SubmitTo(AdapterKey key, bool before_drain,
+                                  SampleRequest request,
+                                  std::function<void(SampleDelta)> on_delta,
+                                  Callback<SampleResult> done) {
+  return SubmitAs(key, before_drain, std::move(request), std::move(on_delta),
+                  done);
+}
+
+CancelHandle SampleDesk::SubmitAs(std::optional<AdapterKey> key,
+                                  bool before_drain, SampleRequest request,
+                                  std::function<void(SampleDelta)> on_delta,
+                                  const Callback<SampleResult>& done) {
   const absl::StatusOr<uint64_t> id =
-      Accept(request, std::move(on_delta), done);
+      Accept(key, before_drain, request, std::move(on_delta), done);
   if (!id.ok()) {
     done(id.status());
     return {};
@@ -32,13 +48,16 @@ CancelHandle SampleDesk::Submit(SampleRequest request,
 }
 
 absl::StatusOr<uint64_t> SampleDesk::Accept(
-    SampleRequest& request, std::function<void(SampleDelta)> on_delta,
+    std::optional<AdapterKey> key, bool before_drain, SampleRequest& request,
+    std::function<void(SampleDelta)> on_delta,
     const Callback<SampleResult>& done) {
   MutexLock lock(&s_.mu);
-  WEFT_RETURN_IF_ERROR(s_.CheckReady(request.adapter_id));
-  const std::optional<AdapterKey> key = s_.KeyOf(request.adapter_id);
+  if (!key) {
+    WEFT_RETURN_IF_ERROR(s_.CheckReady(request.adapter_id));
+    key = s_.KeyOf(request.adapter_id);
+  }
   if (!key) return NoSuchAdapter(request.adapter_id);
-  WEFT_RETURN_IF_ERROR(s_.CheckOpen());
+  if (!before_drain || s_.stopping) WEFT_RETURN_IF_ERROR(s_.CheckOpen());
   const uint64_t id = s_.next_id++;
   const AdapterKey own = s_.SchedulersKey(*key, request.tenant);
   const auto prompt = static_cast<int64_t>(request.prompt.size());

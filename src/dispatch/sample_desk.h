@@ -29,6 +29,13 @@ class SampleDesk {
                       std::function<void(SampleDelta)> on_delta,
                       Callback<SampleResult> done);
 
+  // Does what Submit does, but samples from `key`, whatever adapter the request
+  // names. A sample that came before a drain may be submitted in it.
+  CancelHandle SubmitTo(AdapterKey key, bool before_drain,
+                        SampleRequest request,
+                        std::function<void(SampleDelta)> on_delta,
+                        Callback<SampleResult> done);
+
   // The engine thread calls the methods below.
 
   // Returns the sample whose turn it is, if there is one. Passes over the
@@ -49,7 +56,13 @@ class SampleDesk {
  private:
   // Any thread may call the methods below.
 
-  absl::StatusOr<uint64_t> Accept(SampleRequest& request,
+  // The request is for `key`; without one, for the adapter that it names.
+  CancelHandle SubmitAs(std::optional<AdapterKey> key, bool before_drain,
+                        SampleRequest request,
+                        std::function<void(SampleDelta)> on_delta,
+                        const Callback<SampleResult>& done);
+  absl::StatusOr<uint64_t> Accept(std::optional<AdapterKey> key,
+                                  bool before_drain, SampleRequest& request,
                                   std::function<void(SampleDelta)> on_delta,
                                   const Callback<SampleResult>& done);
   void Cancel(uint64_t id);

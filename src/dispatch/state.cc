@@ -223,13 +223,17 @@ void State::StoreReply(AdapterRecord& record, AdapterKey adapter, uint64_t step,
   env.metrics->SetStoredReplies(replies.bytes());
 }
 
-AdapterRecord& State::AddRecord(AdapterKey adapter, const AdapterInfo& info) {
-  keys.emplace(info.adapter_id, adapter);
-  ++tenants[info.tenant].count;
-  ++by_durability[static_cast<size_t>(info.durability)];
+AdapterRecord& State::AddRecord(AdapterKey adapter, const AdapterInfo& info,
+                                bool hidden) {
+  if (!hidden) {
+    keys.emplace(info.adapter_id, adapter);
+    ++tenants[info.tenant].count;
+    ++by_durability[static_cast<size_t>(info.durability)];
+  }
   resident_bytes += info.resident_bytes;
   AdapterRecord& record = adapters[adapter];
   record.info = info;
+  record.hidden = hidden;
   return record;
 }
 
@@ -238,11 +242,13 @@ void State::RemoveRecord(AdapterKey adapter) {
   const AdapterInfo& info = record.info;
   replies.RemoveAll(adapter);
   env.metrics->SetStoredReplies(replies.bytes());
-  keys.erase(info.adapter_id);
-  const auto tenant = tenants.find(info.tenant);
-  tenant->second.bytes -= record.image_bytes;
-  if (--tenant->second.count == 0) tenants.erase(tenant);
-  --by_durability[static_cast<size_t>(info.durability)];
+  if (!record.hidden) {
+    keys.erase(info.adapter_id);
+    const auto tenant = tenants.find(info.tenant);
+    tenant->second.bytes -= record.image_bytes;
+    if (--tenant->second.count == 0) tenants.erase(tenant);
+    --by_durability[static_cast<size_t>(info.durability)];
+  }
   resident_bytes -= info.resident_bytes;
   adapters.erase(adapter);
 }
@@ -277,8 +283,10 @@ void State::SetFacts(AdapterRecord& record, const AdapterFacts& facts) {
   info.durable_step = record.info.durable_step;
   info.last_used_at = record.info.last_used_at;
   record.info = std::move(info);
-  uint64_t& held = tenants[record.info.tenant].bytes;
-  held += facts.image_bytes - record.image_bytes;
+  if (!record.hidden) {
+    uint64_t& held = tenants[record.info.tenant].bytes;
+    held += facts.image_bytes - record.image_bytes;
+  }
   record.image_bytes = facts.image_bytes;
   if (!shown) ShowAdapters();
 }

@@ -114,7 +114,8 @@ struct State {
            record->info.durability == Durability::kStep;
   }
   // AddRecord adds a new adapter. RemoveRecord removes one that exists.
-  AdapterRecord& AddRecord(AdapterKey adapter, const AdapterInfo& info)
+  AdapterRecord& AddRecord(AdapterKey adapter, const AdapterInfo& info,
+                           bool hidden = false)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   void RemoveRecord(AdapterKey adapter) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu);
   // Returns RESOURCE_EXHAUSTED if the tenant's adapters have all bytes that it

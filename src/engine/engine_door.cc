@@ -333,11 +333,16 @@ void EngineImpl::Agree(const std::string& name, const std::string& bytes,
 CancelHandle EngineImpl::Sample(SampleRequest request,
                                 std::function<void(SampleDelta)> on_delta,
                                 Callback<SampleResult> done) {
-  if (!Finds(request.adapter_id, done)) return {};
+  const bool from_checkpoint = !request.checkpoint.empty();
+  if (!from_checkpoint && !Finds(request.adapter_id, done)) return {};
   const absl::Status fits = sample_loop_.CheckFits(request);
   if (!fits.ok()) {
     done(fits);
     return {};
+  }
+  if (from_checkpoint) {
+    return samplers_.Sample(std::move(request), std::move(on_delta),
+                            std::move(done));
   }
   return dispatcher_.samples().Submit(std::move(request), std::move(on_delta),
                                       std::move(done));

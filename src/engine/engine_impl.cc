@@ -179,6 +179,7 @@ EngineImpl::EngineImpl(EngineParts parts, prometheus::Registry* registry)
                  trainer_.Forget(step_id);
                  step_executor_.Forget(step_id);
                }),
+      samplers_(&context_, &manager_, registry),
       snapshots_(&context_, parts_.spill.get()),
       moves_(&context_, &manager_, &snapshots_, &sample_runner_, registry),
       recovery_(

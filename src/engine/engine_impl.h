@@ -38,6 +38,7 @@
 #include "src/engine/moves/moves.h"
 #include "src/engine/recovery/recovery.h"
 #include "src/engine/recovery/snapshotter.h"
+#include "src/engine/samplers/samplers.h"
 #include "src/engine/start/memory_metrics.h"
 #include "src/engine/start/memory_split.h"
 #include "src/engine/start/open_state.h"
@@ -215,6 +216,7 @@ class EngineImpl final : public Engine {
   StepExecutor step_executor_;
   SampleRunner sample_runner_;
   AdapterManager manager_;
+  Samplers samplers_;
   Snapshotter snapshots_;
   Moves moves_;
   Recovery recovery_;

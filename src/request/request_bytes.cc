@@ -120,7 +120,7 @@ int64_t NumBytes(const SampleRequest& request) {
   const SamplingConfig& config = request.config;
   const StopRule& stop = config.stop;
   return RequestWith(request.adapter_id, request.tenant, request.snapshot,
-                     request.record) +
+                     request.checkpoint, request.record) +
          HeldBytes(request.prompt) + HeldBytes(request.prompt_targets) +
          HeldBytes(request.prompt_target_offsets) +
          HeldBytes(config.logit_bias) + HeldBytes(config.allowed_token_ids) +

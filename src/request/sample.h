@@ -54,6 +54,9 @@ struct SampleRequest {
   std::string adapter_id;  // Empty: the base model.
   std::string tenant;      // Who samples; counts for the base model only.
   std::string snapshot;    // Empty: the latest version.
+  // Samples from this checkpoint of `adapter_id` instead, whether or not there
+  // is such an adapter. Empty: from the adapter.
+  std::string checkpoint = {};
   std::vector<int32_t> prompt;
   int num_samples = 1;
   SamplingConfig config;

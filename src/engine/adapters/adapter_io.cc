@@ -192,6 +192,7 @@ absl::Status AdapterIo::Write(const lora::AdapterState& state, bool overwrite,
     if (checkpoint::IsUnreachable(there.status())) return there.status();
     overwrite = there.ok() && HasExpired(*there);
   }
+  ++changes_;
   WEFT_RETURN_IF_ERROR(
       checkpoints_->Write(name, folder, info->size_bytes, overwrite));
   next_expiry_ = std::min(next_expiry_, info->expires_at);
@@ -524,6 +525,7 @@ absl::StatusOr<CheckpointInfo> AdapterIo::SetTtl(
   info.ttl_from = std::min(info.ttl_from, absl::Now());
   info.expires_at = ExpiryOf(absl::Now(), request.ttl_seconds);
   lora::WriteExpiry(&info, &*fields);
+  ++changes_;
   WEFT_RETURN_IF_ERROR(checkpoints_->ReplaceFields(name, *fields));
   next_expiry_ = std::min(next_expiry_, info.expires_at);
   stored_[info.adapter_id][info.name].version.clear();
@@ -532,6 +534,7 @@ absl::StatusOr<CheckpointInfo> AdapterIo::SetTtl(
 
 absl::Status AdapterIo::Delete(const std::string& adapter_id,
                                const std::string& name) {
+  ++changes_;
   WEFT_RETURN_IF_ERROR(
       checkpoints_->Remove({.adapter_id = adapter_id, .name = name}));
   Forget({.adapter_id = adapter_id, .name = name});

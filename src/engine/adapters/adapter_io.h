@@ -11,6 +11,7 @@
 #ifndef WEFT_SRC_ENGINE_ADAPTERS_ADAPTER_IO_H_
 #define WEFT_SRC_ENGINE_ADAPTERS_ADAPTER_IO_H_
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -117,6 +118,9 @@ class AdapterIo {
   // Returns the bytes of the tensor files of all checkpoints. Checkpoints of
   // earlier processes count once DeleteExpired has looked at them.
   uint64_t stored_bytes() const;
+  // Returns a number that grows before each change that this process makes of
+  // checkpoints ends. Threads: any.
+  uint64_t changes() const { return changes_.load(); }
 
   // Reads a PEFT folder. Errors: those of ReadPeft.
   absl::StatusOr<lora::PeftAdapter> Import(const PeftFiles& files) const;
@@ -184,6 +188,7 @@ class AdapterIo {
   Listing unseen_;  // What it has listed and not looked at yet.
   // So that a listing reads a manifest only once.
   mutable StoredOf stored_;
+  std::atomic<uint64_t> changes_ = 0;
 };
 
 }  // namespace weft::engine

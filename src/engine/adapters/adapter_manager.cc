@@ -134,26 +134,28 @@ absl::Status AdapterManager::CheckRanks(const LoraConfig& config) const {
                           context_.options.max_rank);
 }
 
+absl::StatusOr<CheckpointInfo> AdapterManager::DescribeLoad(
+    const LoadCheckpointRequest& request) const {
+  WEFT_ASSIGN_OR_RETURN(CheckpointInfo info, context_.files.Describe(request));
+  if (const absl::Status ranks = CheckRanks(info.config); !ranks.ok()) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "name: checkpoint '", request.name, "': ", ranks.message()));
+  }
+  return info;
+}
+
 void AdapterManager::LoadNew(LoadCheckpointRequest request,
                              Callback<AdapterInfo> done) {
   if (const absl::Status status = Resolve(&request.durability); !status.ok()) {
     return context_.Reply(done, status);
   }
   const std::string adapter_id = request.adapter_id;
-  context_.PostIo(adapter_id, [this, request = std::move(request),
-                               done = std::move(done)] {
-    const absl::StatusOr<CheckpointInfo> info =
-        context_.files.Describe(request);
-    absl::Status refused = info.status();
-    if (info.ok()) {
-      if (const absl::Status ranks = CheckRanks(info->config); !ranks.ok()) {
-        refused = absl::FailedPreconditionError(absl::StrCat(
-            "name: checkpoint '", request.name, "': ", ranks.message()));
-      }
-    }
-    if (!refused.ok()) return context_.Reply(done, refused);
-    Post(done, [this, request, done] { ReadWhenRoom(request, done); });
-  });
+  context_.PostIo(
+      adapter_id, [this, request = std::move(request), done = std::move(done)] {
+        const absl::Status refused = DescribeLoad(request).status();
+        if (!refused.ok()) return context_.Reply(done, refused);
+        Post(done, [this, request, done] { ReadWhenRoom(request, done); });
+      });
 }
 
 void AdapterManager::ReadWhenRoom(const LoadCheckpointRequest& request,

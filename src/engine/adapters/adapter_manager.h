@@ -40,6 +40,11 @@ class AdapterManager {
   // Returns INVALID_ARGUMENT if a rank is above --max-rank, or if an expert's
   // rank is above SharedRank(--max-rank).
   absl::Status CheckRanks(const LoraConfig& config) const;
+  // The I/O thread calls the next method. Describes the checkpoint that the
+  // request would load, without reading its tensors. Errors: those of
+  // AdapterIo::Describe; FAILED_PRECONDITION if a rank is above --max-rank.
+  absl::StatusOr<CheckpointInfo> DescribeLoad(
+      const LoadCheckpointRequest& request) const;
 
   // The engine thread calls the methods below.
 

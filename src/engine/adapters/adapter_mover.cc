@@ -63,11 +63,12 @@ void AdapterMover::ToDisk(const dispatch::Move& move) {
 void AdapterMover::FromDisk(const dispatch::Move& move) {
   const auto size = static_cast<int64_t>(
       context_.adapters.Facts(move.adapter).info.num_parameters);
-  if (context_.adapters.File(move.adapter).durable) reading_[move.id] = move;
+  const ImageFile file = context_.adapters.File(move.adapter);
+  if (file.durable) reading_[move.id] = move;
   context_.PostIo(
-      "", [this, move, size, bytes = context_.adapters.ImageBytes(move.adapter),
-           file = context_.adapters.File(move.adapter),
-           image = context_.adapters.Image(move.adapter)]() mutable {
+      file.checkpoint ? file.checkpoint->adapter_id : "",
+      [this, move, size, bytes = context_.adapters.ImageBytes(move.adapter),
+       file = file, image = context_.adapters.Image(move.adapter)]() mutable {
         absl::Status status = Read(file, size, image);
         context_.dispatcher.Post(
             [this, move, bytes, file, status = std::move(status),
@@ -101,7 +102,8 @@ void AdapterMover::Postpone(const dispatch::Move& move,
 }
 
 void AdapterMover::GoOn() {
-  if (reading_.empty() || context_.state->answers()) return;
+  const bool has_state = context_.state != nullptr;
+  if (reading_.empty() || !has_state || context_.state->answers()) return;
   for (const auto& [id, move] : std::exchange(reading_, {})) {
     if (!context_.dispatcher.adapters().IsUnderway(move)) continue;
     Postpone(move, absl::UnavailableError("the store does not answer"));

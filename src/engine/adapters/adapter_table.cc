@@ -35,12 +35,12 @@ lora::Adapter& AdapterTable::Create(AdapterKey key, const LoraConfig& config,
 void AdapterTable::AddOnDisk(AdapterKey key, const LoraConfig& config,
                              lora::AdapterImage image,
                              const std::map<std::string, uint64_t>& snapshots,
-                             const std::string& file, absl::Time created_at) {
+                             ImageFile file, absl::Time created_at) {
   Entry& entry = entries_[key];
   entry.config = config;
   entry.layout = std::make_shared<lora::AdapterLayout>(shape_, config);
   entry.image = std::move(image);
-  entry.file = {.name = file, .durable = true};
+  entry.file = std::move(file);
   for (const auto& [name, number] : snapshots) {
     entry.snapshots[name] = {.number = number, .version = nullptr};
   }

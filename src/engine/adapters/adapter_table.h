@@ -22,11 +22,20 @@
 
 namespace weft::engine {
 
+// A checkpoint as it was when it had this time of creation.
+struct CheckpointSource {
+  std::string adapter_id;
+  std::string name;
+  absl::Time created_at;
+};
+
 // Names the file that holds the tensors of an adapter on disk.
 struct ImageFile {
   std::string name;      // Empty if the adapter is not on disk.
-  bool durable = false;  // The state folder owns the file, so a move never
-                         // removes it.
+  bool durable = false;  // The state folder owns the file, or it is that of a
+                         // checkpoint, so a move never removes it.
+  // Set if the weights are those of a checkpoint, of the same name.
+  std::optional<CheckpointSource> checkpoint = {};
 };
 
 // The snapshots that an adapter may have.
@@ -42,12 +51,12 @@ class AdapterTable {
   // does not exist.
   lora::Adapter& Create(AdapterKey key, const LoraConfig& config,
                         absl::Time created_at = absl::Now());
-  // Adds an adapter of an earlier process. `file`, in the state folder, has the
-  // tensors of `image`.
+  // Adds an adapter of an earlier process or of a checkpoint. `file` has the
+  // tensors of `image`, and is durable.
   void AddOnDisk(AdapterKey key, const LoraConfig& config,
                  lora::AdapterImage image,
                  const std::map<std::string, uint64_t>& snapshots,
-                 const std::string& file, absl::Time created_at);
+                 ImageFile file, absl::Time created_at);
   // Returns the adapter, or null if it does not exist or is not on the device.
   lora::Adapter* Find(AdapterKey key);
   // Removes the adapter. Returns false if it does not exist. A version stays

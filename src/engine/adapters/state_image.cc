@@ -2,12 +2,16 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <array>
 
+#include "absl/strings/str_cat.h"
+#include "src/base/clock.h"
 #include "src/base/observe/log.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
 #include "src/checkpoint/checkpoint_files.h"
+#include "src/engine/adapters/adapter_io.h"
 #include "src/engine/device/compute_guard.h"
 #include "src/log/image.h"
 #include "src/store/object_store.h"
@@ -21,6 +25,35 @@ template <typename State>
 auto BuffersOf(State& state) {
   return std::array{&state.gradient, &state.moment1, &state.moment2,
                     &state.weights};
+}
+
+// Reads the weights of a checkpoint. The optimizer's state is zeros, because
+// nobody trains them.
+absl::Status ReadCheckpoint(const EngineContext& context,
+                            const CheckpointSource& source, int64_t size,
+                            lora::AdapterImage& image) {
+  const absl::Time start = SteadyNow();
+  const absl::StatusOr<LoadedCheckpoint> loaded =
+      context.files.Load({.source_adapter_id = source.adapter_id,
+                          .name = source.name,
+                          .weights_only = true});
+  context.probe.ObserveCheckpoint("load", loaded.ok(), SteadyNow() - start);
+  WEFT_RETURN_IF_ERROR(loaded.status());
+  const std::vector<float>& weights = loaded->state.weights;
+  if (loaded->info.created_at != source.created_at ||
+      static_cast<int64_t>(weights.size()) != size) {
+    return absl::UnavailableError(
+        absl::StrCat("checkpoint: '", source.name,
+                     "' was overwritten while it was read; try again"));
+  }
+  return RunGuarded("reading a checkpoint", [&] {
+    const at::InferenceMode no_autograd;
+    for (at::Tensor* tensor : image.Tensors()) {
+      *tensor = at::zeros({size}, at::kFloat);
+    }
+    std::ranges::copy(
+        weights, image.versions.front().weights_N.mutable_data_ptr<float>());
+  });
 }
 
 }  // namespace
@@ -71,6 +104,9 @@ void DropState(const EngineContext& context, const std::string& image) {
 absl::Status ReadTensors(const EngineContext& context, const SpillFolder& spill,
                          const ImageFile& file, int64_t size,
                          lora::AdapterImage& image) {
+  if (file.checkpoint) {
+    return ReadCheckpoint(context, *file.checkpoint, size, image);
+  }
   std::vector<std::span<float>> blocks;
   WEFT_RETURN_IF_ERROR(RunGuarded("reading an adapter back", [&] {
     const at::InferenceMode no_autograd;

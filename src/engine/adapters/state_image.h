@@ -35,8 +35,10 @@ bool IsStoreAway(const EngineContext& context, const absl::Status& status);
 void DropState(const EngineContext& context, const std::string& image);
 
 // Allocates the image's tensors, each with `size` floats, and reads them from
-// `file`, which is in the spill folder or, if it is durable, in the state
-// folder. Errors: those of SpillFolder, log::ReadImage and RunGuarded.
+// `file`, which is in the spill folder, a checkpoint or, if it is durable, in
+// the state folder. Threads: for a checkpoint, the I/O thread. Errors: those of
+// SpillFolder, log::ReadImage, AdapterIo::Load and RunGuarded; UNAVAILABLE if
+// the checkpoint was overwritten.
 absl::Status ReadTensors(const EngineContext& context, const SpillFolder& spill,
                          const ImageFile& file, int64_t size,
                          lora::AdapterImage& image);

@@ -43,8 +43,9 @@ absl::Status RestoreFromImage(const EngineContext& context,
 void AddFromImage(const EngineContext& context,
                   const log::StoredAdapter& adapter, Snapshotter* snapshots) {
   const log::ImageRecord& image = *adapter.image;
-  context.adapters.AddOnDisk(adapter.key, adapter.config, ImageOf(image),
-                             image.snapshots, image.file, adapter.created_at);
+  context.adapters.AddOnDisk(
+      adapter.key, adapter.config, ImageOf(image), image.snapshots,
+      {.name = image.file, .durable = true}, adapter.created_at);
   dispatch::AdapterHistory history;
   history.info.adapter_id = adapter.adapter_id;
   history.info.tenant = adapter.tenant;

@@ -158,8 +158,8 @@ TEST(AdapterTableOffHostTest, ABorrowedVersionIsOnTheHost) {
   host.Create(kA, {.rank = 2, .seed = 3});
   lora::AdapterImage image = host.Image(kA);
   AdapterTable table(kShape, at::kBFloat16, at::kMeta);
-  table.AddOnDisk(kA, {.rank = 2, .seed = 3}, image, {}, "file",
-                  absl::UnixEpoch());
+  table.AddOnDisk(kA, {.rank = 2, .seed = 3}, image, {},
+                  {.name = "file", .durable = true}, absl::UnixEpoch());
   EXPECT_THAT(table.CopyBytes(kA, "none"), IsStatus(kNotFound, "'none'"));
   const int64_t n = image.versions[0].weights_N.numel();
   EXPECT_THAT(table.CopyBytes(kA, ""), IsOkAndHolds(6 * n));
