@@ -41,6 +41,7 @@ RejectReason ReasonOfExhausted(const absl::Status& status) {
       {"SHARE_IN_USE", RejectReason::kQuota},
       {"ALL_ADAPTER_SLOTS_IN_USE", RejectReason::kAdapterRoom},
       {"ADAPTER_BYTES", RejectReason::kAdapterRoom},
+      {"SAMPLER_CACHE_FULL", RejectReason::kAdapterRoom},
       {"STATE_DISK_FULL", RejectReason::kDiskFull},
       {"CHECKPOINT_DISK_FULL", RejectReason::kDiskFull},
       {"CHECKPOINT_STORE_UNREACHABLE", RejectReason::kStoreUnreachable},

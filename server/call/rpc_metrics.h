@@ -18,10 +18,11 @@ namespace weft::server {
 // Reason TOO_LARGE. Messages above --max-message-bytes are not counted, because
 // gRPC itself refuses them. kQuota means too many calls, tokens per second,
 // bytes of requests or bytes of imports. kAdapterRoom means too many adapters,
-// or too many bytes of adapters. kDiskFull means that the disk of --state-dir
-// or of the checkpoints is full, and kStoreUnreachable that the store of
-// --state does not answer. kNoRoom means any other RESOURCE_EXHAUSTED. kOrder
-// means a step number out of order, or a name that exists already.
+// too many bytes of adapters, or no place for a checkpoint to sample from.
+// kDiskFull means that the disk of --state-dir or of the checkpoints is full,
+// and kStoreUnreachable that the store of --state does not answer. kNoRoom
+// means any other RESOURCE_EXHAUSTED. kOrder means a step number out of order,
+// or a name that exists already.
 enum class RejectReason : uint8_t {
   kInvalid,
   kTooLarge,

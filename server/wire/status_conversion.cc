@@ -55,7 +55,8 @@ std::optional<int> RetryMillis(const absl::Status& status) {
                                         "IMPORTS_UNDER_WAY",
                                         "STATE_DISK_FULL",
                                         "CHECKPOINT_STORE_UNREACHABLE",
-                                        "SHARE_IN_USE"};
+                                        "SHARE_IN_USE",
+                                        "SAMPLER_CACHE_FULL"};
     if (std::ranges::find(kPassing, reason->name) == std::end(kPassing)) {
       return std::nullopt;
     }

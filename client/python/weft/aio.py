@@ -385,6 +385,15 @@ class AsyncClient(AsyncSampler):
         reply = await self._call(methods.UPLOAD_CHECKPOINT, requests, retry=False)
         return convert.to_checkpoint_info(reply.checkpoint)
 
+    def checkpoint(self, adapter_id: str, name: str) -> AsyncSampler:
+        """Returns a sampler of a checkpoint. Makes no call.
+
+        The adapter need not exist, and any server with the same store of checkpoints
+        takes the calls. They raise NotFound if there is no such checkpoint, and
+        FailedPrecondition if it is of another base model.
+        """
+        return AsyncSampler(self._caller, self._driver, adapter_id, name)
+
     @takes(LossOptions)
     async def forward(
         self,

@@ -62,19 +62,24 @@ class AsyncSamplerSubmit:
 
 
 class AsyncSampler:
-    """What the base model and an adapter have in common: they draw samples and score
-    tokens.
+    """What the base model, an adapter and a checkpoint have in common: they draw samples
+    and score tokens.
 
     snapshot, in all methods: one of the adapter's snapshots. None means the weights
-    that are the latest when the call runs. The base model has no snapshots.
+    that are the latest when the call runs. The base model and a checkpoint have no
+    snapshots.
     """
 
     def __init__(
-        self, caller: Caller, driver: TaskDriver, adapter_id: str = ""
+        self,
+        caller: Caller,
+        driver: TaskDriver,
+        adapter_id: str = "",
+        checkpoint: str = "",
     ) -> None:
         self._caller = caller
         self._driver = driver
-        self._sampler = SamplerCore(caller, adapter_id)
+        self._sampler = SamplerCore(caller, adapter_id, checkpoint)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(

@@ -420,6 +420,7 @@ def sample_request(
     options: SampleOptions,
     adapter_id: str = "",
     snapshot: str | None = None,
+    checkpoint: str = "",
 ) -> sampling_pb2.SampleRequest:
     _check_names(SampleOptions, options)
     for name in ("max_tokens", "num_samples"):
@@ -452,6 +453,7 @@ def sample_request(
         return sampling_pb2.SampleRequest(
             adapter_id=adapter_id,
             snapshot=snapshot,
+            checkpoint=checkpoint,
             prompt=prompt,
             config=config,
             prompt_targets=_prompt_targets(targets),

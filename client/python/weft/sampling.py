@@ -62,18 +62,23 @@ class InFlight:
 
 
 class SamplerCore:
-    """Builds operations of one adapter, or of the base model (""). They change nothing
-    on the server, so they may be repeated."""
+    """Builds operations of one adapter, of one of its checkpoints, or of the base model
+    (""). They change nothing on the server, so they may be repeated."""
 
-    def __init__(self, caller: Caller, adapter_id: str = "") -> None:
+    def __init__(
+        self, caller: Caller, adapter_id: str = "", checkpoint: str = ""
+    ) -> None:
         self._caller = caller
         self._adapter_id = adapter_id
+        self._checkpoint = checkpoint
 
     def request(
         self, prompt: Prompt, options: SampleOptions, snapshot: str | None
     ) -> sampling_pb2.SampleRequest:
         tokens = self._caller.texts.tokens(prompt)
-        return convert.sample_request(tokens, options, self._adapter_id, snapshot)
+        return convert.sample_request(
+            tokens, options, self._adapter_id, snapshot, self._checkpoint
+        )
 
     def sample(
         self,

@@ -58,7 +58,7 @@ TEST(StatusConversionTest, OnlyWaitingThatHelpsIsAdvised) {
             100);
   for (const char* reason :
        {"CALLS_UNDER_WAY", "TOKEN_RATE", "IMPORTS_UNDER_WAY", "STATE_DISK_FULL",
-        "SHARE_IN_USE", "CHECKPOINT_STORE_UNREACHABLE"}) {
+        "SHARE_IN_USE", "SAMPLER_CACHE_FULL", "CHECKPOINT_STORE_UNREACHABLE"}) {
     EXPECT_EQ(RetryMillis(full(reason)), kRetryPushbackMillis) << reason;
   }
   for (const char* reason : {"CHECKPOINT_DISK_FULL", "ALL_ADAPTER_SLOTS_IN_USE",

@@ -1,0 +1,337 @@
+// Samples from checkpoints, through the engine's public interface.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <future>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "tests/engine/engine_fixture.h"
+#include "tests/support/status_matchers.h"
+
+namespace weft::engine {
+namespace {
+
+using ::weft::testing::Wait;
+using enum absl::StatusCode;
+
+using Result = absl::StatusOr<SampleResult>;
+
+class SamplersTest : public weft::testing::EngineFixture {
+ protected:
+  // Saves the adapter, and returns what it draws.
+  SampleResult Save(const std::string& id, const std::string& name,
+                    CheckpointKind kind = CheckpointKind::kSampler) {
+    const auto saved = Wait<StepReply<CheckpointInfo>>([&](auto done) {
+      engine_->SaveCheckpoint(
+          {.adapter_id = id, .name = name, .overwrite = true, .kind = kind},
+          done);
+    });
+    EXPECT_THAT(saved, IsOk());
+    return Sample(id).value();
+  }
+
+  // Returns what an adapter draws after `steps` steps. Its checkpoint `name`
+  // stays, and the adapter is deleted.
+  SampleResult SaveAndDelete(const std::string& id, const std::string& name,
+                             int steps) {
+    EXPECT_THAT(Create(id), IsOk());
+    Learn(id, steps);
+    SampleResult drawn = Save(id, name);
+    EXPECT_THAT(Delete(id), IsOk());
+    return drawn;
+  }
+
+  absl::StatusOr<bool> Delete(const std::string& id) {
+    return Wait<bool>([&](auto done) { engine_->DeleteAdapter(id, done); });
+  }
+
+  static SampleRequest RequestOf(const std::string& id,
+                                 const std::string& name) {
+    return {
+        .adapter_id = id,
+        .checkpoint = name,
+        .prompt = {1, 2, 3},
+        .config = {.max_tokens = 12, .seed = 9, .stop = {.ignore_eos = true}}};
+  }
+
+  std::future<Result> Begin(SampleRequest request,
+                            std::function<void(SampleDelta)> on_delta = {},
+                            CancelHandle* handle = nullptr) {
+    auto promise = std::make_shared<std::promise<Result>>();
+    const CancelHandle cancel = engine_->Sample(
+        std::move(request), std::move(on_delta),
+        [promise](Result result) { promise->set_value(std::move(result)); });
+    if (handle != nullptr) *handle = cancel;
+    return promise->get_future();
+  }
+
+  Result From(const std::string& id, const std::string& name) {
+    return Begin(RequestOf(id, name)).get();
+  }
+
+  // Returns the metric whose label, if it has one, has this value.
+  double Metric(const std::string& name, const std::string& label = "") const {
+    for (const auto& family : registry_->Collect()) {
+      if (family.name != name) continue;
+      for (const auto& metric : family.metric) {
+        const bool is_it = metric.label.empty()
+                               ? label.empty()
+                               : metric.label.front().value == label;
+        if (is_it) return metric.counter.value + metric.gauge.value;
+      }
+    }
+    ADD_FAILURE() << "no metric " << name;
+    return -1;
+  }
+  double Loads() const { return Metric("weft_sampler_cache_loads_total"); }
+  double Kept() const { return Metric("weft_sampler_cache_checkpoints"); }
+
+  void Restart(EngineOptions options) {
+    engine_.reset();
+    Start(options);
+  }
+
+  static void ExpectSame(const Result& result, const SampleResult& expected) {
+    ASSERT_THAT(result, IsOk());
+    EXPECT_EQ(result->samples[0].tokens, expected.samples[0].tokens);
+    EXPECT_EQ(result->samples[0].logprobs, expected.samples[0].logprobs);
+  }
+};
+
+TEST_F(SamplersTest, ACheckpointDrawsWhatItsAdapterDrew) {
+  ASSERT_THAT(Create("a"), IsOk());
+  Learn("a", 2);
+  const SampleResult expected = Save("a", "sampler");
+  Save("a", "train", CheckpointKind::kTrain);
+  ASSERT_THAT(Wait<StepReply<AdapterInfo>>([&](auto done) {
+                engine_->LoadCheckpoint({.adapter_id = "loaded",
+                                         .source_adapter_id = "a",
+                                         .name = "sampler",
+                                         .weights_only = true},
+                                        done);
+              }),
+              IsOk());
+  ExpectSame(Sample("loaded"), expected);
+  for (const char* name : {"sampler", "train"}) {
+    const Result drawn = From("a", name);
+    ExpectSame(drawn, expected);
+    EXPECT_EQ(drawn->version, 3);  // Two steps made the weights.
+  }
+  EXPECT_EQ(expected.version, 3);
+  ASSERT_THAT(Delete("a"), IsOk());
+  ExpectSame(From("a", "sampler"), expected);
+  Restart(Options());
+  EXPECT_EQ(Kept(), 0);
+  ExpectSame(From("a", "sampler"), expected);
+}
+
+TEST_F(SamplersTest, SamplesOfOneCheckpointShareALoad) {
+  const SampleResult expected = SaveAndDelete("a", "c", 1);
+  std::vector<std::future<Result>> drawn;
+  for (int i = 0; i < 20; ++i) drawn.push_back(Begin(RequestOf("a", "c")));
+  for (std::future<Result>& result : drawn) ExpectSame(result.get(), expected);
+  EXPECT_EQ(Loads(), 1);
+  EXPECT_EQ(Kept(), 1);
+  EXPECT_EQ(Metric("weft_checkpoints_total", "load_ok"), 1);
+  ExpectSame(From("a", "c"), expected);
+  EXPECT_GE(Metric("weft_sampler_cache_hits_total"), 1);
+}
+
+TEST_F(SamplersTest, NoClientSeesTheAdapterOfACheckpoint) {
+  EngineOptions options = Options();
+  options.max_adapters = 1;
+  Restart(options);
+  const SampleResult first = SaveAndDelete("a", "c", 1);
+  const SampleResult second = SaveAndDelete("b", "c", 2);
+  ExpectSame(From("a", "c"), first);
+  ExpectSame(From("b", "c"), second);
+  EXPECT_EQ(engine_->num_adapters(), 0);
+  for (const char* id : {"a", "a@c"}) {
+    EXPECT_THAT(
+        Wait<AdapterInfo>([&](auto done) { engine_->GetAdapter(id, done); }),
+        IsStatus(kNotFound, ""));
+    EXPECT_THAT(Delete(id), IsStatus(kNotFound, ""));
+    EXPECT_THAT(Train(id), IsStatus(kNotFound, ""));
+  }
+  // They take no adapter's place.
+  ASSERT_THAT(Create("a"), IsOk());
+  EXPECT_THAT(Create("x"), IsStatus(kResourceExhausted, ""));
+  const Activity activity = engine_->activity({.tenants = {"", "a", "b"}});
+  EXPECT_EQ(activity.tenants[0].num_adapters + activity.tenants[1].num_adapters,
+            1);
+  EXPECT_EQ(activity.tenants[2].adapter_bytes, 0);
+  ExpectSame(From("b", "c"), second);
+}
+
+TEST_F(SamplersTest, AnOverwrittenCheckpointIsAnother) {
+  ASSERT_THAT(Create("a"), IsOk());
+  const SampleResult old = Save("a", "c");
+  ExpectSame(From("a", "c"), old);
+  Learn("a", 3);
+  const SampleResult expected = Save("a", "c");
+  ASSERT_NE(expected.samples[0].logprobs, old.samples[0].logprobs);
+  ExpectSame(From("a", "c"), expected);
+  EXPECT_EQ(Loads(), 2);
+  EXPECT_EQ(Kept(), 1);
+}
+
+TEST_F(SamplersTest, ARunningSampleKeepsWhatWasOverwrittenOrDeleted) {
+  ASSERT_THAT(Create("a"), IsOk());
+  Save("a", "c");
+  SampleRequest request = RequestOf("a", "c");
+  request.config.max_tokens = 50;
+  const Result expected = Begin(request).get();
+  auto begun = std::make_shared<std::promise<void>>();
+  auto is_first = std::make_shared<bool>(true);
+  std::future<Result> running =
+      Begin(request, [begun, is_first](const SampleDelta&) {
+        if (std::exchange(*is_first, false)) begun->set_value();
+      });
+  begun->get_future().wait();
+  ASSERT_THAT(
+      Wait<bool>([&](auto done) { engine_->DeleteCheckpoint("a", "c", done); }),
+      IsOk());
+  const Result gone = From("a", "c");
+  EXPECT_THAT(gone, IsStatus(kNotFound, "checkpoint"));
+  ExpectSame(running.get(), *expected);
+  // Its memory goes with its last sample.
+  EXPECT_EQ(Kept(), 0);
+}
+
+TEST_F(SamplersTest, WhatIsThereNoMoreIsRefused) {
+  const Result absent = From("a", "c");
+  EXPECT_THAT(absent, IsStatus(kNotFound, "checkpoint: \"c\""));
+  SaveAndDelete("a", "c", 1);
+  EXPECT_THAT(From("a", "other"), IsStatus(kNotFound, "'c'"));
+  ASSERT_THAT(From("a", "c"), IsOk());
+  ASSERT_THAT(Wait<CheckpointInfo>([&](auto done) {
+                engine_->SetCheckpointTtl(
+                    {.adapter_id = "a", .name = "c", .ttl_seconds = 1}, done);
+              }),
+              IsOk());
+  // The time of expiry is in whole seconds from the creation.
+  absl::SleepFor(absl::Milliseconds(2100));
+  EXPECT_THAT(From("a", "c"), IsStatus(kNotFound, ""));
+  EXPECT_EQ(Kept(), 0);
+}
+
+TEST_F(SamplersTest, ARankAboveTheServersIsRefused) {
+  SaveAndDelete("a", "c", 1);
+  EngineOptions options = Options();
+  options.max_rank = 1;
+  Restart(options);
+  EXPECT_THAT(From("a", "c"),
+              IsStatus(kFailedPrecondition, "checkpoint 'c': rank"));
+  EXPECT_EQ(Loads(), 0);
+}
+
+TEST_F(SamplersTest, ADamagedCheckpointFailsItsSamplesAlone) {
+  SaveAndDelete("a", "c", 1);
+  const SampleResult expected = SaveAndDelete("b", "c", 1);
+  const auto file =
+      folder_ / "checkpoints" / "a" / "c" / "adapter_model.safetensors";
+  std::ofstream(file, std::ios::in | std::ios::out | std::ios::ate) << "x";
+  EXPECT_THAT(From("a", "c"), IsStatus(kDataLoss, ""));
+  ExpectSame(From("b", "c"), expected);
+}
+
+TEST_F(SamplersTest, TheLongestUnusedLeavesButNoneThatIsInUse) {
+  EngineOptions options = Options();
+  options.sampler_cache_adapters = 1;
+  Restart(options);
+  SaveAndDelete("a", "c", 1);
+  const SampleResult other = SaveAndDelete("b", "c", 2);
+  SampleRequest request = RequestOf("a", "c");
+  request.config.max_tokens = 50;
+  const Result expected = Begin(request).get();
+  auto begun = std::make_shared<std::promise<void>>();
+  auto is_first = std::make_shared<bool>(true);
+  std::future<Result> running =
+      Begin(request, [begun, is_first](const SampleDelta&) {
+        if (std::exchange(*is_first, false)) begun->set_value();
+      });
+  begun->get_future().wait();
+  EXPECT_THAT(From("b", "c"),
+              IsStatus(kResourceExhausted, "--sampler-cache-adapters"));
+  ExpectSame(running.get(), *expected);
+  ExpectSame(From("b", "c"), other);
+  EXPECT_EQ(Kept(), 1);
+  EXPECT_EQ(Loads(), 2);
+  ExpectSame(Begin(request).get(), *expected);
+  EXPECT_EQ(Loads(), 3);
+}
+
+TEST_F(SamplersTest, CheckpointsAndAdaptersTakeTurnsOnTheDevice) {
+  EngineOptions options = Options();
+  options.max_resident_adapters = 1;
+  Restart(options);
+  const SampleResult a = SaveAndDelete("a", "c", 1);
+  const SampleResult b = SaveAndDelete("b", "c", 2);
+  ASSERT_THAT(Create("x"), IsOk());
+  const SampleResult x = Sample("x").value();
+  for (int round = 0; round < 3; ++round) {
+    std::future<Result> of_a = Begin(RequestOf("a", "c"));
+    std::future<Result> of_b = Begin(RequestOf("b", "c"));
+    ExpectSame(Sample("x"), x);
+    ASSERT_THAT(Train("x"), IsOk());
+    ExpectSame(of_a.get(), a);
+    ExpectSame(of_b.get(), b);
+  }
+  EXPECT_EQ(Loads(), 2);
+}
+
+TEST_F(SamplersTest, ADrainWaitsForSamplesWhoseCheckpointIsRead) {
+  const SampleResult expected = SaveAndDelete("a", "c", 1);
+  std::future<Result> waiting = Begin(RequestOf("a", "c"));
+  ASSERT_THAT(Wait<bool>([&](auto done) { engine_->Drain(done); }), IsOk());
+  ASSERT_EQ(waiting.wait_for(std::chrono::seconds(0)),
+            std::future_status::ready);
+  ExpectSame(waiting.get(), expected);
+  EXPECT_THAT(From("a", "c"), IsStatus(kUnavailable, ""));
+}
+
+TEST_F(SamplersTest, ASampleEndsWhenItIsCancelledOrTheEngineStops) {
+  const SampleResult expected = SaveAndDelete("a", "c", 1);
+  CancelHandle handle;
+  std::future<Result> cancelled = Begin(RequestOf("a", "c"), {}, &handle);
+  handle.Cancel();
+  EXPECT_THAT(cancelled.get(), IsStatus(kCancelled, ""));
+  ExpectSame(From("a", "c"), expected);
+  Restart(Options());
+  std::vector<std::future<Result>> waiting;
+  for (int i = 0; i < 8; ++i) waiting.push_back(Begin(RequestOf("a", "c")));
+  engine_.reset();
+  for (std::future<Result>& result : waiting) {
+    const Result ended = result.get();
+    if (ended.ok()) continue;
+    EXPECT_THAT(ended, IsStatus(kUnavailable, ""));
+  }
+}
+
+TEST_F(SamplersTest, AStateHasNothingOfThem) {
+  EngineOptions options = Options();
+  options.state_dir = folder_ / "state";
+  Restart(options);
+  ASSERT_THAT(Create("kept"), IsOk());
+  Learn("kept", 1);
+  const SampleResult kept = Sample("kept").value();
+  const SampleResult expected = SaveAndDelete("a", "c", 2);
+  ExpectSame(From("a", "c"), expected);
+  ASSERT_THAT(Wait<bool>([&](auto done) { engine_->WriteSnapshot(done); }),
+              IsOk());
+  Restart(options);
+  EXPECT_EQ(engine_->num_adapters(), 1);
+  EXPECT_EQ(Kept(), 0);
+  // A sample needs no adapter of the state, so it waits for none.
+  ExpectSame(From("a", "c"), expected);
+  ExpectSame(Sample("kept"), kept);
+}
+
+}  // namespace
+}  // namespace weft::engine
