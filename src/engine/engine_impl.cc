@@ -278,6 +278,7 @@ void EngineImpl::Loop() {
       moves_.GoOn(start);
     }
     mover_.GoOn();
+    samplers_.GoOn();
     store_wait_.GoOn(start);
     disk_look.PostWhenDue(start, post_io);
     release.PostWhenDue(start, post_io);

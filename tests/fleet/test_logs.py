@@ -8,12 +8,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import stores
 from durable import train
 from members import Fleet, Member, run_weftctl, weftctl
 from stores import Store
+
+from weft import methods
+from weft._proto import sampling_pb2
 
 pytestmark = pytest.mark.skipif(
     not stores.is_installed(),
@@ -110,6 +114,53 @@ def test_a_standby_takes_over_from_whichever_owner_ends(
     with a.client() as client:
         client.create_adapter("z", rank=4).load("kept", source="x")
     assert steps(a, "z") == 4
+
+
+def drawn(member: Member, name: str) -> Any:
+    """Returns the outcome of a sample from a checkpoint of x at this very daemon."""
+    request = sampling_pb2.SampleRequest(
+        adapter_id="x",
+        checkpoint=name,
+        prompt=range(5, 30),
+        config=sampling_pb2.SamplingConfig(seed=7, max_tokens=8),
+    )
+    return member.call(methods.SAMPLE, request)
+
+
+def test_each_owner_samples_from_all_checkpoints(
+    fleet: Fleet, seaweedfs: Store
+) -> None:
+    a = owner(fleet, "a", "x")
+    b = owner(fleet, "b", "y")
+    with a.client() as client:
+        adapter = client.adapter("x")
+        adapter.save("c", kind="sampler")
+        adapter.publish_snapshot("c")
+    request = sampling_pb2.SampleRequest(
+        adapter_id="x",
+        snapshot="c",
+        prompt=range(5, 30),
+        config=sampling_pb2.SamplingConfig(seed=7, max_tokens=8),
+    )
+    expected = a.call(methods.SAMPLE, request).reply.samples
+    assert b.call(methods.SAMPLE, request).code == "FAILED_PRECONDITION"  # MOVED
+    for member in (a, b):
+        outcome = drawn(member, "c")
+        assert outcome.code == "OK", outcome
+        assert list(outcome.reply.samples) == list(expected)
+        assert drawn(member, "none").code == "NOT_FOUND"
+    with a.client() as client:
+        train(client, "x", 3)
+        client.adapter("x").save("c", kind="sampler", overwrite=True)
+    changed = drawn(a, "c")
+    assert changed.reply.version == 5
+    time.sleep(1.1)  # The other one may see it so much later.
+    again = drawn(b, "c")
+    assert list(again.reply.samples) == list(changed.reply.samples) != list(expected)
+    with b.client() as client:  # The adapter's log has another owner now.
+        a.kill()
+        assert drawn(b, "c").reply == again.reply
+        assert client.checkpoint("x", "c").sample([1, 2, 3], max_tokens=2)
 
 
 def test_weftctl_reads_the_log_that_is_named(

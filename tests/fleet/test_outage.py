@@ -225,6 +225,41 @@ def test_what_needs_tensors_in_the_store_waits_for_it(
     owner.learn_by_tinker()
 
 
+def test_samples_from_checkpoints_outlive_the_store(
+    fleet: Fleet, seaweedfs: stores.Store, request: pytest.FixtureRequest
+) -> None:
+    away = float(request.config.getoption("--away"))
+    owner = fleet.add("a", *FLAGS)
+    owner.wait_for("serving")
+
+    def sample(name: str) -> list[int]:
+        with weft.Client(owner.address, timeout=120, retry=RETRY) as client:
+            checkpoint = client.checkpoint("x", name)
+            result = checkpoint.sample([1, 2, 3], seed=7, max_tokens=4)
+            return list(result.samples[0].tokens)
+
+    with owner.client() as client:
+        adapter = client.create_adapter("x", rank=4, seed=1)
+        for name in ("kept", "cold"):
+            learn(adapter, 1)
+            adapter.save(name, kind="sampler")
+        expected = sample("kept")
+        client.delete_adapter("x")
+    seaweedfs.kill()
+    with ThreadPoolExecutor(1) as pool:
+        cold = pool.submit(sample, "cold")
+        time.sleep(2)  # The store is known to be away.
+        begin = time.monotonic()
+        assert sample("kept") == expected
+        assert time.monotonic() - begin < SAMPLE_SECONDS
+        time.sleep(away)
+        assert not cold.done()
+        seaweedfs.start()
+        assert len(cold.result(60)) == 4
+    assert sample("kept") == expected
+    assert owner.value("weft_sampler_cache_loads_total") == 2
+
+
 @pytest.mark.parametrize("what", ["images", "records", "replay"])
 def test_a_start_waits_for_the_store(
     fleet: Fleet, seaweedfs: stores.Store, what: str

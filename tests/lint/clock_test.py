@@ -18,6 +18,7 @@ WALL = {
     "src/base/observe/log.cc": "the time of a log line",
     "src/dispatch/adapter_desk.cc": "when an adapter was used",
     "src/dispatch/state.cc": "when an adapter was used",
+    "src/engine/samplers/samplers.cc": "expiry of checkpoints",
     "src/log/bucket/state_bucket.cc": "the first epoch of a copy",
     "src/log/folder/state_images.cc": "the names of images",
     "src/store/credentials.cc": "how long credentials last",

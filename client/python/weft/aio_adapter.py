@@ -62,8 +62,8 @@ class AsyncSamplerSubmit:
 
 
 class AsyncSampler:
-    """What the base model, an adapter and a checkpoint have in common: they draw samples
-    and score tokens.
+    """What the base model, an adapter and a checkpoint have in common: they draw
+    samples and score tokens.
 
     snapshot, in all methods: one of the adapter's snapshots. None means the weights
     that are the latest when the call runs. The base model and a checkpoint have no

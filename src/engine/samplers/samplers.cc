@@ -87,16 +87,21 @@ CancelHandle Samplers::Sample(SampleRequest request,
 }
 
 std::optional<AdapterKey> Samplers::UseSeen(const SamplerName& name) {
-  const std::optional<AdapterKey> key = table_.Find(name);
+  const std::optional<AdapterKey> key = Kept(name);
   if (!key) return std::nullopt;
   const Sampler& sampler = table_.At(*key);
-  if (sampler.seen.changes != context_.files.changes() ||
-      SteadyNow() - sampler.seen.at > kFresh ||
-      sampler.expires_at <= absl::Now()) {
-    return std::nullopt;
-  }
+  const bool is_fresh = sampler.seen.changes == context_.files.changes() &&
+                        SteadyNow() - sampler.seen.at <= kFresh;
+  const bool is_away = context_.state != nullptr && !context_.state->answers();
+  if (!is_fresh && !is_away) return std::nullopt;
   table_.Begin(*key);
   return key;
+}
+
+std::optional<AdapterKey> Samplers::Kept(const SamplerName& name) {
+  const std::optional<AdapterKey> key = table_.Find(name);
+  const bool is_there = key && table_.At(*key).expires_at > absl::Now();
+  return is_there ? key : std::nullopt;
 }
 
 void Samplers::WaitForLook(const SamplerName& name, const Waiters& waiters) {
@@ -115,17 +120,42 @@ void Samplers::Look(const SamplerName& name) {
   {
     MutexLock lock(&mu_);
     waiters = std::move(looks_.extract(name).mapped());
+    looking_ = {name, waiters};
   }
   const Sighting seen = {.at = SteadyNow(),
                          .changes = context_.files.changes()};
+  const absl::StatusOr<CheckpointInfo> info =
+      manager_.DescribeLoad({.source_adapter_id = name.first,
+                             .name = name.second,
+                             .weights_only = true});
+  {
+    MutexLock lock(&mu_);
+    looking_ = {};
+  }
   context_.dispatcher.Post(
-      [this, name, seen, waiters,
-       info = manager_.DescribeLoad({.source_adapter_id = name.first,
-                                     .name = name.second,
-                                     .weights_only = true})](
-          const absl::Status& open) {
+      [this, name, seen, waiters, info](const absl::Status& open) {
         open.ok() ? Settle(name, seen, info, waiters) : Fail(waiters, open);
       });
+}
+
+void Samplers::GoOn() {
+  std::vector<std::pair<AdapterKey, Waiters>> ready;
+  {
+    MutexLock lock(&mu_);
+    const bool waits = !looks_.empty() || !looking_.second.empty();
+    if (!waits || context_.state == nullptr || context_.state->answers()) {
+      return;
+    }
+    const auto add = [&](const SamplerName& name, Waiters& waiters)
+                         ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+                           const auto key = Kept(name);
+                           if (!key) return;
+                           ready.emplace_back(*key, std::exchange(waiters, {}));
+                         };
+    for (auto& [name, waiters] : looks_) add(name, waiters);
+    add(looking_.first, looking_.second);
+  }
+  for (const auto& [key, waiters] : ready) SubmitAll(key, waiters);
 }
 
 void Samplers::Settle(const SamplerName& name, const Sighting& seen,
@@ -139,19 +169,16 @@ void Samplers::Settle(const SamplerName& name, const Sighting& seen,
   bool made = false;
   const absl::StatusOr<AdapterKey> key = Keep(name, seen, *info, &made);
   if (!key.ok()) return Fail(waiters, key.status());
-  if (!made) hits_.Increment(static_cast<double>(waiters.size()));
-  SubmitAll(*key, waiters);
+  SubmitAll(*key, waiters, made);
 }
 
 void Samplers::WaitForStore(const SamplerName& name, const Waiters& waiters) {
   std::optional<AdapterKey> key;
   {
     MutexLock lock(&mu_);
-    key = table_.Find(name);
-    if (key && table_.At(*key).expires_at <= absl::Now()) key.reset();
+    key = Kept(name);
   }
   if (key) {
-    hits_.Increment(static_cast<double>(waiters.size()));
     return SubmitAll(*key, waiters);
   }
   context_.when_store_answers([this, name, waiters](const absl::Status& open) {
@@ -159,13 +186,14 @@ void Samplers::WaitForStore(const SamplerName& name, const Waiters& waiters) {
   });
 }
 
-void Samplers::SubmitAll(AdapterKey key, const Waiters& waiters) {
+void Samplers::SubmitAll(AdapterKey key, const Waiters& waiters, bool made) {
   for (const WaiterPtr& waiter : waiters) {
     {
       MutexLock lock(&mu_);
       if (std::exchange(waiter->ended, true)) continue;
       table_.Begin(key);
     }
+    if (!made) hits_.Increment();
     const CancelHandle running =
         Submit(key, /*before_drain=*/true, std::move(waiter->request),
                std::move(waiter->on_delta), std::move(waiter->done));

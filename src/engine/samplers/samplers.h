@@ -18,6 +18,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
@@ -46,6 +47,11 @@ class Samplers {
                       std::function<void(SampleDelta)> on_delta,
                       Callback<SampleResult> done) ABSL_LOCKS_EXCLUDED(mu_);
 
+  // If the store does not answer, lets samples of what is kept go on without
+  // the look for which they wait. Threads: engine thread; call it between two
+  // pieces of work.
+  void GoOn() ABSL_LOCKS_EXCLUDED(mu_);
+
  private:
   // A sample until the dispatcher has it. mu_ guards what follows `hold`.
   struct Waiter {
@@ -62,7 +68,10 @@ class Samplers {
 
   // Any thread may call the methods below.
 
-  // Returns the sampler that was seen lately, and counts a use of it.
+  // Returns the sampler that is kept and has not expired.
+  std::optional<AdapterKey> Kept(const SamplerName& name)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Returns the sampler that needs no look, and counts a use of it.
   std::optional<AdapterKey> UseSeen(const SamplerName& name)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Adds to those who wait for the next look of the name, and has it made.
@@ -90,8 +99,8 @@ class Samplers {
   void WaitForStore(const SamplerName& name, const Waiters& waiters)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Gives the dispatcher the samples that were not cancelled. `key` is in the
-  // table.
-  void SubmitAll(AdapterKey key, const Waiters& waiters)
+  // table; it was `made` for them.
+  void SubmitAll(AdapterKey key, const Waiters& waiters, bool made = false)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Returns the key of the sampler of `info`, which it makes if needed. Sets
   // `made`. Errors: RESOURCE_EXHAUSTED if samples use all that are kept.
@@ -117,6 +126,8 @@ class Samplers {
   SamplerTable table_ ABSL_GUARDED_BY(mu_);
   // Those who wait for a look that has not begun.
   std::map<SamplerName, Waiters> looks_ ABSL_GUARDED_BY(mu_);
+  // Those who wait for the look that runs now.
+  std::pair<SamplerName, Waiters> looking_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace weft::engine

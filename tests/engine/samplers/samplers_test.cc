@@ -75,6 +75,40 @@ class SamplersTest : public weft::testing::EngineFixture {
     return Begin(RequestOf(id, name)).get();
   }
 
+  // A sample that uses its checkpoint until it is released. Until then no
+  // callback runs.
+  struct Held {
+    std::promise<void> release;
+    std::future<Result> result;
+  };
+  Held Hold(const std::string& id, const std::string& name) {
+    Held held;
+    auto begun = std::make_shared<std::promise<void>>();
+    auto is_first = std::make_shared<bool>(true);
+    held.result =
+        Begin(RequestOf(id, name),
+              [begun, is_first, released = held.release.get_future().share()](
+                  const SampleDelta&) {
+                if (!std::exchange(*is_first, false)) return;
+                begun->set_value();
+                released.wait();
+              });
+    begun->get_future().wait();
+    return held;
+  }
+  // Waits until all looks at checkpoints of `id` have ended that were asked for
+  // before. There is no adapter; then there is `id`, of the checkpoint `name`.
+  void WaitForLooks(const std::string& id, const std::string& name) {
+    engine_->LoadCheckpoint({.adapter_id = id,
+                             .source_adapter_id = id,
+                             .name = name,
+                             .weights_only = true},
+                            [](auto) {});
+    while (engine_->num_adapters() == 0) {
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+  }
+
   // Returns the metric whose label, if it has one, has this value.
   double Metric(const std::string& name, const std::string& label = "") const {
     for (const auto& family : registry_->Collect()) {
@@ -181,27 +215,25 @@ TEST_F(SamplersTest, AnOverwrittenCheckpointIsAnother) {
   EXPECT_EQ(Kept(), 1);
 }
 
-TEST_F(SamplersTest, ARunningSampleKeepsWhatWasOverwrittenOrDeleted) {
-  ASSERT_THAT(Create("a"), IsOk());
-  Save("a", "c");
-  SampleRequest request = RequestOf("a", "c");
-  request.config.max_tokens = 50;
-  const Result expected = Begin(request).get();
-  auto begun = std::make_shared<std::promise<void>>();
-  auto is_first = std::make_shared<bool>(true);
-  std::future<Result> running =
-      Begin(request, [begun, is_first](const SampleDelta&) {
-        if (std::exchange(*is_first, false)) begun->set_value();
-      });
-  begun->get_future().wait();
-  ASSERT_THAT(
-      Wait<bool>([&](auto done) { engine_->DeleteCheckpoint("a", "c", done); }),
-      IsOk());
-  const Result gone = From("a", "c");
-  EXPECT_THAT(gone, IsStatus(kNotFound, "checkpoint"));
-  ExpectSame(running.get(), *expected);
-  // Its memory goes with its last sample.
-  EXPECT_EQ(Kept(), 0);
+TEST_F(SamplersTest, ARunningSampleKeepsACheckpointThatIsDeleted) {
+  SaveAndDelete("a", "other", 1);
+  const SampleResult expected = SaveAndDelete("a", "c", 2);
+  Held held = Hold("a", "c");
+  auto deleted = std::make_shared<std::promise<absl::Status>>();
+  engine_->DeleteCheckpoint("a", "c", [deleted](absl::StatusOr<bool> done) {
+    deleted->set_value(done.status());
+  });
+  while (std::filesystem::exists(folder_ / "checkpoints" / "a" / "c")) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  std::future<Result> gone = Begin(RequestOf("a", "c"));
+  WaitForLooks("a", "other");
+  EXPECT_EQ(Kept(), 1);
+  held.release.set_value();
+  EXPECT_THAT(deleted->get_future().get(), IsOk());
+  EXPECT_THAT(gone.get(), IsStatus(kNotFound, "checkpoint: \"c\""));
+  ExpectSame(held.result.get(), expected);
+  EXPECT_EQ(Kept(), 0);  // It goes with its last sample.
 }
 
 TEST_F(SamplersTest, WhatIsThereNoMoreIsRefused) {
@@ -245,25 +277,19 @@ TEST_F(SamplersTest, TheLongestUnusedLeavesButNoneThatIsInUse) {
   EngineOptions options = Options();
   options.sampler_cache_adapters = 1;
   Restart(options);
-  SaveAndDelete("a", "c", 1);
-  const SampleResult other = SaveAndDelete("b", "c", 2);
-  SampleRequest request = RequestOf("a", "c");
-  request.config.max_tokens = 50;
-  const Result expected = Begin(request).get();
-  auto begun = std::make_shared<std::promise<void>>();
-  auto is_first = std::make_shared<bool>(true);
-  std::future<Result> running =
-      Begin(request, [begun, is_first](const SampleDelta&) {
-        if (std::exchange(*is_first, false)) begun->set_value();
-      });
-  begun->get_future().wait();
-  EXPECT_THAT(From("b", "c"),
+  const SampleResult a = SaveAndDelete("a", "c", 1);
+  const SampleResult b = SaveAndDelete("b", "c", 2);
+  Held held = Hold("a", "c");
+  std::future<Result> refused = Begin(RequestOf("b", "c"));
+  WaitForLooks("b", "c");
+  held.release.set_value();
+  EXPECT_THAT(refused.get(),
               IsStatus(kResourceExhausted, "--sampler-cache-adapters"));
-  ExpectSame(running.get(), *expected);
-  ExpectSame(From("b", "c"), other);
+  ExpectSame(held.result.get(), a);
+  ExpectSame(From("b", "c"), b);
   EXPECT_EQ(Kept(), 1);
   EXPECT_EQ(Loads(), 2);
-  ExpectSame(Begin(request).get(), *expected);
+  ExpectSame(From("a", "c"), a);
   EXPECT_EQ(Loads(), 3);
 }
 
