@@ -135,7 +135,7 @@ def test_each_owner_samples_from_all_checkpoints(
     with a.client() as client:
         adapter = client.adapter("x")
         adapter.save("c", kind="sampler")
-        adapter.publish_snapshot("c")
+        adapter.snapshot("c")
     request = sampling_pb2.SampleRequest(
         adapter_id="x",
         snapshot="c",
@@ -157,9 +157,9 @@ def test_each_owner_samples_from_all_checkpoints(
     time.sleep(1.1)  # The other one may see it so much later.
     again = drawn(b, "c")
     assert list(again.reply.samples) == list(changed.reply.samples) != list(expected)
-    with b.client() as client:  # The adapter's log has another owner now.
+    with b.client() as client:  # Nobody has the adapter now.
         a.kill()
-        assert drawn(b, "c").reply == again.reply
+        assert list(drawn(b, "c").reply.samples) == list(again.reply.samples)
         assert client.checkpoint("x", "c").sample([1, 2, 3], max_tokens=2)
 
 
