@@ -3,14 +3,15 @@
 A log is what model_log.py shows it to be: only the owner of the latest epoch can add a
 record, and the next owner begins with all of them. The directory has one entry for the
 adapter, which names a log. It is only ever swapped or deleted under the condition that
-it has not changed, and no two entries are equal, so each has a number. Each log has a
-mailbox, an object for one message.
+it has not changed, and no two entries are equal, so each has a number. It also says
+when it was born, which a swap keeps. Each log has a mailbox, an object for one message.
 
 A move from A to B: A holds its line, records `leaving` with the entry's number, and
 puts a message into B's mailbox. B takes the message if the entry still has its number,
 records `arriving`, and swaps the entry. Then A records `left`, and B records `own` and
 serves. An owner of A that gives up swaps the entry for another one of its own log, and
-records `stayed`. An owner that starts goes on where the log of the one before it ends.
+records `stayed`. Who cannot swap reads whose the entry is, and when it was born. An
+owner that starts goes on where the log of the one before it ends.
 
 Any owner may lose its log to a new one at any time, and is a zombie then. It goes on
 with what it remembers: its records are refused, its other requests are not. A request
@@ -43,11 +44,11 @@ MUTANTS = {
     "early-swap": "B swaps the entry before `arriving` is durable",
     "no-number": "B swaps the entry whatever number it has",
     "no-look": "B takes a message without a look at the entry's number",
-    "any-entry": "B counts each entry of its log as its swap",
-    "claim-forgets": "a claim of a name forgets which entry an arrival has replaced",
+    "any-swap": "B counts each entry of its log as its swap",
+    "any-stay": "A counts each entry of its log as a sign that the adapter stayed",
+    "reborn": "a claim that swaps an entry does not keep when it was born",
     "free-arriving": "a claim that fails frees the name of an adapter that arrives",
     "keep-refused": "B leaves a message that it refused to A alone",
-    "restore": "an owner that starts gives an adapter that leaves a missing entry",
 }
 BROKEN = 3  # Exit status.
 
@@ -68,12 +69,13 @@ OF_ZOMBIES = (EMPTY, LEAVES, ASKED, GIVES_UP, ARRIVES)
 class Entry(NamedTuple):
     log: int
     number: int
-    swapped: int = 0  # The number that an arrival replaced.
+    born: int  # The number of the entry that was not swapped for another one.
 
 
 class Message(NamedTuple):
     number: int
     steps: int
+    born: int
     refused: bool = False
 
 
@@ -83,12 +85,14 @@ class Log(NamedTuple):
     phase: int = EMPTY
     number: int = 0
     steps: int = 0
+    born: int = 0
 
 
 class Owner(NamedTuple):
     phase: int = EMPTY
     number: int = 0
     steps: int = 0
+    born: int = 0
     clean: int = 0  # The number of a message that it deletes, of a move that has ended.
     box: int = 0  # The log in whose mailbox that message is.
     frees: int = 0  # The number of an entry that it deletes; -1: it reads that first.
@@ -110,7 +114,7 @@ class World(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    owners: int  # Of each log.
+    take_overs: int  # Of each log.
     moves: int
     steps: int
     deletions: int
@@ -158,13 +162,15 @@ class Model:
     def first(self) -> World:
         serves = Owner(SERVES, steps=1)
         logs = (Log(SERVES, steps=1), Log())
-        return World(Entry(0, 1), logs, (None, None), ((serves,), (Owner(),)))
+        # A has a zombie that has never had the adapter.
+        owners = ((Owner(), serves), (Owner(),))
+        return World(Entry(0, 1, 1), logs, (None, None), owners)
 
     def moves(self, world: World) -> Iterator[Move]:
         for log, owners in enumerate(world.owners):
             turn = Turn(self, world, log, len(owners) - 1)
             yield from turn.moves()
-            if len(owners) < self.bounds.owners:
+            if len(owners) < self.bounds.take_overs + (2 if log == 0 else 1):
                 yield self.take_over(world, log)
 
     def moves_of_zombies(self, world: World) -> Iterator[Move]:
@@ -176,13 +182,10 @@ class Model:
         before = world.owners[log]
         zombie = before[-1]
         if zombie.phase not in OF_ZOMBIES:
-            zombie = zombie._replace(phase=GONE, number=0, steps=0)
+            zombie = zombie._replace(phase=GONE, number=0, steps=0, born=0)
         # It reads the manifest between its look at the entry and the deletion.
         zombie = zombie._replace(frees=max(zombie.frees, 0))
         found = world.logs[log]
-        if self.mutant == "restore" and found.phase == GIVES_UP and not world.entry:
-            number = world.last + 1
-            world = world._replace(entry=Entry(log, number), last=number)
         owners = (*before[:-1], zombie, Owner(*found))
         world = world._replace(owners=replaced(world.owners, log, owners))
         return f"{'AB'[log]}{len(owners)}: takes the log over", world
@@ -217,9 +220,17 @@ class Turn:
         logs = replaced(world.logs, self.log, record)
         yield what, self.then(owner, world._replace(logs=logs))
 
-    def new_entry(self, swapped: int = 0) -> World:
+    def new_entry(self, born: int | None = None) -> World:
         number = self.world.last + 1
-        return self.world._replace(entry=Entry(self.log, number, swapped), last=number)
+        entry = Entry(self.log, number, born or number)
+        return self.world._replace(entry=entry, last=number)
+
+    def is_same(self, entry: Entry | None, mutant: str) -> bool:
+        """Whether the entry is of this log, and of the adapter that moves. While a move
+        is open here, another adapter of the same name may have been created."""
+        if not entry or entry.log != self.log:
+            return False
+        return entry.born == self.owner.born or self.mutant == mutant
 
     def moves(self) -> Iterator[Move]:
         for what, after in self.unnamed():
@@ -271,8 +282,8 @@ class Turn:
         entry = self.world.entry
         if self.world.claims == self.bounds.claims or (entry and entry.log != self.log):
             return
-        keeps = self.mutant != "claim-forgets"
-        world = self.new_entry(entry.swapped if entry and keeps else 0)
+        keeps = self.mutant != "reborn"
+        world = self.new_entry(entry.born if entry and keeps else None)
         world = world._replace(claims=self.world.claims + 1)
         phase = EMPTY if self.is_zombie else CLAIMED
         yield "claims the name", self.become(phase, world)
@@ -314,8 +325,8 @@ class Turn:
             yield from self.records("deletes the adapter", Log(), removed, after)
         if world.moves < self.bounds.moves and entry and not owner.clean:
             number = entry.number
-            leaves = Owner(LEAVES, number, owner.steps, frees=owner.frees)
-            record = Log(GIVES_UP, number, owner.steps)
+            leaves = Owner(LEAVES, number, owner.steps, entry.born, frees=owner.frees)
+            record = Log(GIVES_UP, number, owner.steps, entry.born)
             if self.mutant == "no-leaving":
                 record = world.logs[self.log]
             after = world._replace(moves=world.moves + 1)
@@ -342,7 +353,7 @@ class Turn:
         if phase in (LEAVES, ASKED):
             if self.mutant == "no-hold":
                 yield from self.step(phase)
-            if not world.entry or world.entry.log != self.log:
+            if not self.is_same(world.entry, "any-stay"):
                 yield "reads that the entry is not its log's", self.become(LEFT)
             yield "gives up", self.become(GIVES_UP)
         elif phase == GIVES_UP:
@@ -357,7 +368,7 @@ class Turn:
 
     def ask(self) -> Iterator[Move]:
         world, owner, to = self.world, self.owner, 1 - self.log
-        message = Message(owner.number, owner.steps)
+        message = Message(owner.number, owner.steps, owner.born)
         if world.boxes[to] == message:
             yield "finds its message in the mailbox", self.become(ASKED)
         if world.boxes[to]:
@@ -370,12 +381,12 @@ class Turn:
         entry, number = self.world.entry, self.owner.number
         if self.mutant == "stay-blind":
             yield "believes that the adapter has stayed", self.become(STAYS)
-        elif not entry or entry.log != self.log:
+        elif not entry or not self.is_same(entry, "any-stay"):
             yield "finds that the entry is not its log's", self.become(LEFT)
         elif entry.number != number or self.mutant == "no-rewrite":
             yield "finds that the entry is its log's", self.become(STAYS)
         else:
-            after = self.new_entry()
+            after = self.new_entry(entry.born)
             yield "swaps the entry, to stay", self.become(STAYS, after)
             yield "swaps the entry, to stay: the answer is lost", after
 
@@ -390,7 +401,8 @@ class Turn:
         boxes = replaced(self.world.boxes, self.log, refused)
         yield "refuses the adapter", self.world._replace(boxes=boxes)
         if not self.is_zombie and not self.owner.clean:
-            taken = Owner(TAKES, there.number, there.steps, frees=self.owner.frees)
+            taken = Owner(TAKES, there.number, there.steps, there.born)
+            taken = taken._replace(frees=self.owner.frees)
             yield "takes the message", self.then(taken)
 
     def arrive(self) -> Iterator[Move]:
@@ -403,7 +415,7 @@ class Turn:
             arrives = owner._replace(phase=OWNS if phase == ARRIVES else ARRIVES)
             if self.mutant == "early-own":
                 arrives = arrives._replace(phase=SERVES)
-            record = Log(ARRIVES, number, steps)
+            record = Log(ARRIVES, number, steps, owner.born)
             yield from self.records("records `arriving`", record, arrives)
         elif phase == ARRIVES:
             yield from self.swap(OWNS)
@@ -419,16 +431,13 @@ class Turn:
         """Swaps the entry for one of this log, and then is in the phase."""
         entry, number = self.world.entry, self.owner.number
         if (entry and entry.number == number) or self.mutant == "no-number":
-            after = self.new_entry(number)
+            after = self.new_entry(self.owner.born)
             yield "swaps the entry", self.become(success, after)
             yield "swaps the entry: the answer is lost", after
-        elif entry and entry.log == self.log and self.is_own(entry):
+        elif self.is_same(entry, "any-swap"):
             yield "finds that the entry is its log's", self.become(success)
         else:
             yield "finds that the entry is not its log's", self.become(DROPS)
-
-    def is_own(self, entry: Entry) -> bool:
-        return self.mutant == "any-entry" or entry.swapped == self.owner.number
 
 
 def explore(model: Model, name: str) -> bool:
@@ -491,7 +500,7 @@ def main() -> int:
     rules = "; ".join(f"{name}: {rule}" for name, rule in MUTANTS.items())
     parser.add_argument("--mutant", choices=MUTANTS, help=rules)
     for field, default in (
-        ("owners", 2),
+        ("take-overs", 1),
         ("moves", 1),
         ("steps", 1),
         ("deletions", 1),
