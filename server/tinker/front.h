@@ -4,6 +4,7 @@
 #ifndef WEFT_SERVER_TINKER_FRONT_H_
 #define WEFT_SERVER_TINKER_FRONT_H_
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -85,6 +86,10 @@ struct Front {
   Table<RunningSample> running{"sample"};  // By the ids of their futures.
   Transfers transfers{this};
   Worker files{2};  // Opens and reads the files that clients download.
+  // Requests for other logs, until it is known who has them. The engine may
+  // outlive the server, so it must hold no Respond.
+  std::map<uint64_t, Respond> misdirected;
+  uint64_t last_misdirected = 0;
   // True when the tables have the ledger's entries, except steps.
   bool restored = false;
   // True when RestoreSteps has handled all steps of the ledger.

@@ -102,11 +102,14 @@ std::optional<int> OtherLogOf(const Front& front, const Route& route,
 
 void SendToLog(Front& front, int log, const Call& call,
                const Respond& respond) {
+  const uint64_t number = ++front.last_misdirected;
+  front.misdirected[number] = respond;
   front.port.core()->engine.Peek()->FindOwner(
-      log, [port = front.port, log, door = call.http.door,
-            respond](const absl::StatusOr<std::string>& owner) {
-        port.Post([log, door, owner, respond] {
-          respond(Misdirected(log, door, owner));
+      log, [&front, port = front.port, log, number,
+            door = call.http.door](const absl::StatusOr<std::string>& owner) {
+        port.Post([&front, log, number, door, owner] {
+          front.misdirected.extract(number).mapped()(
+              Misdirected(log, door, owner));
         });
       });
 }
