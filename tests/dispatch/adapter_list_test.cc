@@ -53,6 +53,20 @@ TEST_F(AdapterListTest, PagesAreOrderedByIdAndSayWhetherMoreCome) {
   EXPECT_FALSE(more_);
 }
 
+TEST_F(AdapterListTest, TheWeightsOfACheckpointAreNoAdapter) {
+  Create("a");
+  const AdapterKey key = desk_.NewKey();
+  desk_.AddSampler(key, "a", "tenant", {.image_bytes = 100});
+  EXPECT_THAT(List({.size = 4}), ElementsAre("a"));
+  EXPECT_EQ(desk_.Count(), 1U);
+  EXPECT_NE(desk_.KeyOf("a"), key);
+  const TenantLoad load = desk_.Watch({.tenants = {"tenant"}}).tenants[0];
+  EXPECT_EQ(load.num_adapters, 1U);
+  EXPECT_EQ(load.adapter_bytes, 10U);  // Those of the adapter.
+  (void)desk_.Remove(key);
+  EXPECT_THAT(List({.size = 4}), ElementsAre("a"));
+}
+
 TEST_F(AdapterListTest, APageGoesOnAfterAnAdapterThatIsGone) {
   for (const char* id : {"a", "b", "c"}) Create(id);
   EXPECT_THAT(List({.size = 2}), ElementsAre("a", "b"));

@@ -57,6 +57,7 @@ def test_creates_samples_saves_and_exports(
     assert name in weftctl(daemon, "adapters", "list")
     weftctl(daemon, "adapters", "delete", name)
     assert name not in weftctl(daemon, "adapters", "list")
+    assert first == weftctl(daemon, *sample, "--seed", "3", "--checkpoint", "kept")
 
 
 def test_tells_a_refusal_from_a_wrong_command(daemon_for: Any) -> None:
