@@ -123,6 +123,14 @@ class SamplersTest : public weft::testing::EngineFixture {
     ADD_FAILURE() << "no metric " << name;
     return -1;
   }
+  // Returns how many adapters have tensors, with those that clients do not see.
+  double WithTensors() const {
+    double all = 0;
+    for (const char* place : {"device", "host", "disk"}) {
+      all += Metric("weft_adapters", place);
+    }
+    return all;
+  }
   double Loads() const { return Metric("weft_sampler_cache_loads_total"); }
   double Kept() const { return Metric("weft_sampler_cache_checkpoints"); }
 
@@ -234,6 +242,8 @@ TEST_F(SamplersTest, ARunningSampleKeepsACheckpointThatIsDeleted) {
   EXPECT_THAT(gone.get(), IsStatus(kNotFound, "checkpoint: \"c\""));
   ExpectSame(held.result.get(), expected);
   EXPECT_EQ(Kept(), 0);  // It goes with its last sample.
+  ASSERT_THAT(Wait<bool>([&](auto done) { engine_->Drain(done); }), IsOk());
+  EXPECT_EQ(WithTensors(), 1);  // The adapter's.
 }
 
 TEST_F(SamplersTest, WhatIsThereNoMoreIsRefused) {
@@ -291,6 +301,7 @@ TEST_F(SamplersTest, TheLongestUnusedLeavesButNoneThatIsInUse) {
   EXPECT_EQ(Loads(), 2);
   ExpectSame(From("a", "c"), a);
   EXPECT_EQ(Loads(), 3);
+  EXPECT_EQ(WithTensors(), 2);  // The checkpoint's and the adapter's.
 }
 
 TEST_F(SamplersTest, CheckpointsAndAdaptersTakeTurnsOnTheDevice) {
