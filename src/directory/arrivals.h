@@ -26,8 +26,8 @@ absl::Status AsAnswer(const absl::Status& status);
 struct Arrival {
   int from = 0;  // The log that has sent it.
   std::string adapter_id;
-  // The ETag of the adapter's entry in the directory. Another adapter, or the
-  // same one again, has another ETag.
+  // The version of the adapter's entry in the directory. Another adapter, or
+  // the same one again, has another version.
   std::string entry;
   std::string record;   // For the log that gets it.
   std::string refused;  // Why that log does not take it; else empty.

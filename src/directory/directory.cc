@@ -16,7 +16,7 @@ constexpr char kEntries[] = "adapters/";
 constexpr char kShared[] = "shared/";
 constexpr uint64_t kMaxEntryBytes = 4096;
 constexpr char kLog[] = "log";
-constexpr char kFrom[] = "from";
+constexpr char kBorn[] = "born";
 
 std::string KeyOf(const std::string& adapter_id) {
   return absl::StrCat(kEntries, adapter_id);
@@ -53,9 +53,9 @@ absl::StatusOr<Directory::Entry> Directory::Read(
       fields[kLog].is_number_unsigned()) {
     entry.log = fields[kLog].get<int>();
   }
-  if (fields.is_object() && fields.contains(kFrom) &&
-      fields[kFrom].is_string()) {
-    entry.from = fields[kFrom].get<std::string>();
+  if (fields.is_object() && fields.contains(kBorn) &&
+      fields[kBorn].is_string()) {
+    entry.born = fields[kBorn].get<std::string>();
   }
   return entry;
 }
@@ -81,18 +81,26 @@ absl::Status Directory::Find(const std::string& adapter_id) const {
   return AsAnswer(logs_.confirm_own());
 }
 
-std::string Directory::NewEntry(const std::string& from) {
-  nlohmann::json entry = {
-      {kLog, logs_.own}, {"epoch", logs_.epoch}, {"claim", num_claims_++}};
-  if (!from.empty()) entry[kFrom] = from;
-  return entry.dump();
+std::string Directory::NewEntry(const std::string& born) {
+  const uint64_t claim = num_claims_++;
+  return nlohmann::json(
+             {{kLog, logs_.own},
+              {"epoch", logs_.epoch},
+              {"claim", claim},
+              {kBorn, born.empty() ? absl::StrCat(logs_.own, "-", logs_.epoch,
+                                                  "-", claim)
+                                   : born}})
+      .dump();
 }
 
 absl::StatusOr<bool> Directory::Take(const std::string& adapter_id,
-                                     const std::string& etag) {
+                                     const std::string& version) {
   if (!logs_.answers()) return absl::UnavailableError(kStoreAway);
+  const size_t at = version.find('@');
+  const std::string etag = version.substr(at + 1);
   const absl::Status swapped =
-      store_.Swap(KeyOf(adapter_id), NewEntry(etag), etag).status();
+      store_.Swap(KeyOf(adapter_id), NewEntry(version.substr(0, at)), etag)
+          .status();
   if (swapped.ok()) return true;
   if (!absl::IsAborted(swapped)) return AsAnswer(swapped);
   const absl::StatusOr<Entry> entry = Read(adapter_id);
@@ -100,7 +108,7 @@ absl::StatusOr<bool> Directory::Take(const std::string& adapter_id,
   WEFT_RETURN_IF_ERROR(entry.status());
   // A store may have refused it for a while.
   if (entry->etag == etag) return AsAnswer(swapped);
-  return entry->log == logs_.own && entry->from == etag;
+  return entry->log == logs_.own && entry->IsOf(version);
 }
 
 absl::Status Directory::CheckOwned(int log) const {
@@ -115,7 +123,7 @@ absl::Status Directory::CheckOwned(int log) const {
 absl::Status Directory::Write(const std::string& adapter_id) {
   if (!logs_.answers()) return absl::UnavailableError(kStoreAway);
   const std::string key = KeyOf(adapter_id);
-  const std::string bytes = NewEntry(/*from=*/"");
+  std::string bytes = NewEntry(/*born=*/"");
   absl::Status written = store_.Create(key, {bytes}).status();
   if (!absl::IsAlreadyExists(written)) return AsAnswer(written);
   const absl::StatusOr<Entry> entry = Read(adapter_id);
@@ -124,6 +132,9 @@ absl::Status Directory::Write(const std::string& adapter_id) {
   WEFT_RETURN_IF_ERROR(entry.status());
   if (entry->bytes == bytes) return absl::OkStatus();  // An answer was lost.
   if (entry->log) WEFT_RETURN_IF_ERROR(CheckOwn(adapter_id, *entry));
+  // It may be the entry of an adapter on its way, whose logs have to see whose
+  // the adapter is.
+  bytes = NewEntry(entry->born);
   written = store_.Swap(key, bytes, entry->etag).status();
   if (!absl::IsAborted(written)) return AsAnswer(written);
   const absl::StatusOr<Entry> now = Read(adapter_id);
@@ -164,17 +175,12 @@ absl::Status Directory::Free(const std::string& adapter_id,
   return absl::IsAborted(deleted) ? absl::OkStatus() : AsAnswer(deleted);
 }
 
-absl::Status Directory::Restore(std::vector<std::string> adapter_ids,
-                                const std::set<std::string>& leaving) {
+absl::Status Directory::Restore(const std::set<std::string>& adapter_ids) {
   const absl::StatusOr<std::vector<store::ListedObject>> entries =
       store_.List(kEntries, "", store::kAllObjects);
   WEFT_RETURN_IF_ERROR(AsAnswer(entries.status()));
   std::set<std::string> named;
   for (const store::ListedObject& entry : *entries) named.insert(entry.key);
-  // First, because after a crash the next start finds the others' entries.
-  if (named.empty()) {
-    adapter_ids.insert(adapter_ids.begin(), leaving.begin(), leaving.end());
-  }
   for (const std::string& adapter_id : adapter_ids) {
     if (named.contains(KeyOf(adapter_id))) continue;
     const absl::Status claimed = Claim(adapter_id);

@@ -5,9 +5,9 @@
 //   arrivals/<log>           an adapter on its way to the log (arrivals.h)
 //   shared/<name>            what all logs use (Agree)
 //
-// No two entries are equal, so that a late deletion spares a newer one, and the
-// ETag of an entry is its version. While an adapter goes from one log to
-// another, both logs may replace the entry of that version (Take), and one can.
+// No two entries are equal, so that a late deletion spares a newer one, and
+// each has a version. While an adapter goes from one log to another, both logs
+// may replace the entry of one version (Take), and one can.
 // An entry comes before the adapter, and goes after it. So after a crash an
 // entry may name a log without the adapter: the name is free then, for the
 // owner of that log alone.
@@ -21,12 +21,14 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/strings/str_cat.h"
 #include "src/base/threads/mutex.h"
 #include "src/directory/arrivals.h"
 #include "src/directory/owner_memory.h"
@@ -62,8 +64,16 @@ class Directory {
   struct Entry {
     std::optional<int> log;  // None: the entry is damaged.
     std::string etag;
-    std::string from;  // The entry that Take has replaced; empty if none.
+    // The first claim of the name since it was free. All later entries keep it.
+    std::string born;
     std::string bytes;
+
+    // Says which entry it is.
+    std::string version() const { return absl::StrCat(born, "@", etag); }
+    // Returns whether the entry with this version is of the same adapter.
+    bool IsOf(std::string_view version) const {
+      return born == version.substr(0, version.find('@'));
+    }
   };
 
   // `store` outlives the object.
@@ -96,19 +106,17 @@ class Directory {
                     const std::function<bool()>& exists);
 
   // Gives this log the names of its adapters that have no entry, as after the
-  // restoration of a backup. Logs those that another log has. `leaving` are on
-  // their way to other logs: one without an entry may have been deleted there,
-  // so it gets its name only if there are no entries at all.
-  absl::Status Restore(std::vector<std::string> adapter_ids,
-                       const std::set<std::string>& leaving = {});
+  // restoration of a backup. Logs those that another log has.
+  absl::Status Restore(const std::set<std::string>& adapter_ids);
 
   // Errors: NOT_FOUND.
   absl::StatusOr<Entry> Read(const std::string& adapter_id) const;
-  // Replaces the entry with this ETag by one of this log. Returns whether the
-  // log has it so, perhaps by an earlier call, or of an earlier process. If it
-  // returns false, none of this log's calls can replace it any more.
+  // Replaces the entry with this version by one of this log. Returns whether
+  // the log has the adapter so, perhaps by an earlier call, or of an earlier
+  // process. If it returns false, none of this log's calls can replace that
+  // entry any more.
   absl::StatusOr<bool> Take(const std::string& adapter_id,
-                            const std::string& etag);
+                            const std::string& version);
   // Returns UNAVAILABLE if the log has no owner now.
   absl::Status CheckOwned(int log) const;
 
@@ -124,8 +132,8 @@ class Directory {
                                     const std::string& bytes);
 
  private:
-  // Returns the bytes of a new entry of this log.
-  std::string NewEntry(const std::string& from);
+  // Returns the bytes of a new entry of this log. An empty `born` begins one.
+  std::string NewEntry(const std::string& born);
   // Returns OK for an entry of this log, else "moved", or DATA_LOSS.
   absl::Status CheckOwn(const std::string& adapter_id,
                         const Entry& entry) const;

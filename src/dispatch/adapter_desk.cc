@@ -148,6 +148,7 @@ absl::Status AdapterDesk::CheckReady(const std::string& id) const {
 absl::Status AdapterDesk::CheckNew(const std::string& id,
                                    const std::string& tenant) const {
   MutexLock lock(&s_.mu);
+  WEFT_RETURN_IF_ERROR(s_.CheckReady(id));
   if (s_.keys.contains(id)) {
     return absl::AlreadyExistsError(
         absl::StrCat("adapter_id: '", id, "' exists"));

@@ -46,8 +46,8 @@ class AdapterDesk {
   // Returns OK if the adapter may be created. Errors: ALREADY_EXISTS;
   // RESOURCE_EXHAUSTED (the server or the tenant has its maximum number of
   // adapters, or the tenant has its maximum number of bytes); UNAVAILABLE
-  // (ADAPTER_RECOVERING: adapters that are not restored yet decide whether
-  // there is room).
+  // (ADAPTER_RECOVERING: as CheckReady, or adapters that are not restored yet
+  // decide whether there is room).
   absl::Status CheckNew(const std::string& id, const std::string& tenant) const;
   // Wraps `done` for a create, so that a repeated call gets the same answer. If
   // the adapter exists with the same tenant, config and durability and has run

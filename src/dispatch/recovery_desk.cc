@@ -8,6 +8,17 @@
 #include "src/base/status_macros.h"
 
 namespace weft::dispatch {
+namespace {
+
+// Returns whether the step is one of the adapter, or one that it teaches.
+bool Needs(const StepWork& work, std::optional<AdapterKey> key,
+           const std::string& adapter_id) {
+  const auto* const train = std::get_if<TrainRequest>(&work.request);
+  return work.adapter == key ||
+         (train != nullptr && train->loss.teacher.adapter_id == adapter_id);
+}
+
+}  // namespace
 
 void RecoveryDesk::Reserve(uint64_t next_key, uint64_t last_epoch,
                            uint64_t next_work) {
@@ -52,7 +63,7 @@ absl::Status RecoveryDesk::Hold(const std::string& adapter_id,
   const std::optional<AdapterKey> key = s_.KeyOf(adapter_id);
   std::vector<uint64_t> behind_gaps;
   for (const auto& [id, work] : s_.steps) {
-    if (work->adapter == key && work->step > 0 &&
+    if (Needs(*work, key, adapter_id) && work->step > 0 && !work->note &&
         s_.scheduler.Ahead(work->adapter, work->step) > 0 &&
         s_.scheduler.Remove(id)) {
       behind_gaps.push_back(id);
@@ -69,11 +80,7 @@ bool RecoveryDesk::IsQuiet(AdapterKey key) const {
   const AdapterRecord* const record = s_.Find(key);
   if (record == nullptr || !record->tasks.empty()) return false;
   const auto has_step = [&](const auto& entry) {
-    const StepWork& work = *entry.second;
-    const auto* const train = std::get_if<TrainRequest>(&work.request);
-    return work.adapter == key ||
-           (train != nullptr &&
-            train->loss.teacher.adapter_id == record->info.adapter_id);
+    return Needs(*entry.second, key, record->info.adapter_id);
   };
   return std::ranges::none_of(s_.steps, has_step) &&
          std::ranges::none_of(s_.samples, [key](const auto& entry) {

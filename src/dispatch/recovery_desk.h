@@ -37,8 +37,9 @@ class RecoveryDesk {
   void SetRecovering(std::map<std::string, std::string> tenants);
   void SetReady(const std::string& adapter_id);
   // Does the same for an adapter that begins its way to or from another log.
-  // Steps of it that wait for missing numbers end with the error of CheckReady.
-  // Errors: those with which its steps end until a restart.
+  // Steps of it, or that it teaches, end with the error of CheckReady if they
+  // wait for missing numbers and are not kept. Errors: those with which its
+  // steps end until a restart.
   absl::Status Hold(const std::string& adapter_id, const std::string& tenant);
   // Returns whether nothing more of the adapter is to be done: no step, which
   // may also be one that it teaches, no sample and no task.

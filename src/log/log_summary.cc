@@ -50,13 +50,9 @@ class LogSurvey {
     summary_.torn_bytes = reader->torn_bytes();
     if (reading_.cuts) WEFT_RETURN_IF_ERROR(reader->Repair());
     summary_.next_sequence = reader->next_sequence();
-    for (const auto& [key, owner] : owners_) summary_.adapters.insert(key);
-    for (const auto& [key, arriving] : arriving_) {
-      summary_.arriving.insert(arriving.adapter.adapter_id);
-    }
-    for (const AdapterKey key : leaving_) {
-      const auto owner = owners_.find(key);
-      if (owner != owners_.end()) summary_.leaving.insert(owner->second.id);
+    for (const auto& [key, owner] : owners_) {
+      summary_.adapters.insert(key);
+      if (!leaving_.contains(key)) summary_.names.insert(owner.id);
     }
     for (const auto& [work, begun] : begun_) {
       if (begun.accepted && !begun.between_slices) continue;
@@ -156,6 +152,7 @@ class LogSurvey {
     });
     Touch(removed.key, sequence_);
     owners_.erase(removed.key);
+    leaving_.erase(removed.key);
     return absl::OkStatus();
   }
 
@@ -285,11 +282,9 @@ class LogSurvey {
   uint64_t first_sequence_ = 1;
   uint64_t sequence_ = 0;               // Sequence of the record being applied.
   std::map<AdapterKey, Owner> owners_;  // Adapters that exist.
-  std::map<AdapterKey, ArrivingRecord>
-      arriving_;  // Those with an open arrival.
-  // Those with an open departure, and some that are gone.
-  std::set<AdapterKey> leaving_;
-  std::map<uint64_t, Begun> begun_;  // By `work`.
+  std::set<AdapterKey> leaving_;        // Those of them with an open move.
+  std::map<AdapterKey, ArrivingRecord> arriving_;  // Others with an open move.
+  std::map<uint64_t, Begun> begun_;                // By `work`.
   LogSummary summary_;
 };
 

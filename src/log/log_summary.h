@@ -41,9 +41,8 @@ struct LogSummary {
   // Adapters that the log changes, by id. Adapters that the log removes are
   // included.
   std::map<std::string, LoggedAdapter> changed;
-  // The ids of adapters whose arrival, or departure, is open.
-  std::set<std::string> arriving;
-  std::set<std::string> leaving;
+  // The ids of those that are not on their way to another log.
+  std::set<std::string> names;
   // The `work` of the requests that have begun and not ended.
   std::vector<uint64_t> given_up;
   uint64_t next_work = 1;  // Is greater than every AcceptedRecord::work.

@@ -134,7 +134,7 @@ struct NoteRecord {
 };
 
 // A copy of an adapter of the log `from`, with a key and an image of this log.
-// It is this log's if the directory's entry with the ETag `entry` is replaced
+// It is this log's if the directory's entry of version `entry` is replaced
 // by one of this log.
 struct ArrivingRecord {
   StoredAdapter adapter;
@@ -154,7 +154,7 @@ enum class MoveStage : uint8_t {
 struct MoveRecord {
   AdapterKey key = AdapterKey::kBaseModel;
   MoveStage stage = MoveStage::kLeaving;
-  int to = 0;         // Of kLeaving, as is `entry`, which is the ETag of the
+  int to = 0;         // Of kLeaving, as is `entry`, the version of the
   std::string entry;  // adapter's entry in the directory.
 };
 

@@ -206,59 +206,55 @@ TEST_F(DirectoryTest, RestoresTheNamesThatHaveNoEntry) {
   EXPECT_THAT(one_.Find("a"), IsOk());
 }
 
-TEST_F(DirectoryTest, WhatWasLeavingHasANameInANewStoreOnly) {
-  objects_.before = [first = true](const std::string& operation,
-                                   const std::string& key) mutable {
-    if (operation != "create" || !std::exchange(first, false)) return;
-    EXPECT_EQ(key, "adapters/b");
-  };
-  ASSERT_THAT(zero_.Restore({"a"}, {"b"}), IsOk());
-  EXPECT_EQ(AddressIn(one_.Find("a")), "zero:1");
-  EXPECT_EQ(AddressIn(one_.Find("b")), "zero:1");
-  ASSERT_THAT(zero_.Free("b", None), IsOk());
-  ASSERT_THAT(zero_.Restore({"a"}, {"b"}), IsOk());
-  EXPECT_THAT(one_.Find("b"), IsOk());
-}
-
 TEST_F(DirectoryTest, OfTwoLogsOneTakesAnEntry) {
   ASSERT_THAT(zero_.Claim("a"), IsOk());
   zero_.EndClaim("a");
-  const std::string etag = zero_.Read("a")->etag;
-  EXPECT_EQ(one_.Take("a", etag).value(), true);
-  EXPECT_EQ(zero_.Take("a", etag).value(), false);
+  const std::string version = zero_.Read("a")->version();
+  EXPECT_EQ(one_.Take("a", version).value(), true);
+  EXPECT_EQ(zero_.Take("a", version).value(), false);
   const Directory::Entry entry = zero_.Read("a").value();
   EXPECT_EQ(entry.log, 1);
-  EXPECT_EQ(entry.from, etag);
+  EXPECT_TRUE(entry.IsOf(version));
   EXPECT_EQ(AddressIn(zero_.Find("a")), "one:1");
   // The next owner of the log finds out that it has it.
   Directory next(&store_, LogsOf(1));
-  EXPECT_EQ(next.Take("a", etag).value(), true);
+  EXPECT_EQ(next.Take("a", version).value(), true);
   // It goes back, and what was decided before decides no more.
-  EXPECT_EQ(zero_.Take("a", entry.etag).value(), true);
-  EXPECT_EQ(next.Take("a", etag).value(), false);
+  EXPECT_EQ(zero_.Take("a", entry.version()).value(), true);
+  EXPECT_EQ(next.Take("a", version).value(), false);
+}
+
+TEST_F(DirectoryTest, AClaimKeepsWhatDecidesAMove) {
+  ASSERT_THAT(zero_.Claim("a"), IsOk());
+  const std::string version = zero_.Read("a")->version();
+  // A claim of the receiver, after its answer was lost.
+  ASSERT_TRUE(one_.Take("a", version).value());
+  ASSERT_THAT(one_.Claim("a"), IsOk());
+  EXPECT_EQ(one_.Take("a", version).value(), true);
+  EXPECT_TRUE(zero_.Read("a")->IsOf(version));
 }
 
 TEST_F(DirectoryTest, AnEntryOfTheSameLogThatWasNotTakenIsAnotherAdapters) {
   ASSERT_THAT(zero_.Claim("a"), IsOk());
   zero_.EndClaim("a");
-  const std::string etag = zero_.Read("a")->etag;
+  const std::string version = zero_.Read("a")->version();
   ASSERT_THAT(zero_.Free("a", None), IsOk());
-  EXPECT_EQ(one_.Take("a", etag).value(), false);
+  EXPECT_EQ(one_.Take("a", version).value(), false);
   ASSERT_THAT(one_.Claim("a"), IsOk());
-  EXPECT_EQ(one_.Take("a", etag).value(), false);
+  EXPECT_EQ(one_.Take("a", version).value(), false);
 }
 
 TEST_F(DirectoryTest, ATakeWhoseAnswerIsLostIsFoundByTheNext) {
   ASSERT_THAT(zero_.Claim("a"), IsOk());
-  const std::string etag = zero_.Read("a")->etag;
+  const std::string version = zero_.Read("a")->version();
   objects_.fate = [](const auto&, const auto&) { return Fate::kLost; };
-  EXPECT_TRUE(absl::IsUnavailable(one_.Take("a", etag).status()));
+  EXPECT_TRUE(absl::IsUnavailable(one_.Take("a", version).status()));
   objects_.fate = nullptr;
-  EXPECT_EQ(one_.Take("a", etag).value(), true);
+  EXPECT_EQ(one_.Take("a", version).value(), true);
   objects_.fate = [](const auto&, const auto&) { return Fate::kRepeated; };
-  EXPECT_EQ(zero_.Take("a", one_.Read("a")->etag).value(), true);
+  EXPECT_EQ(zero_.Take("a", one_.Read("a")->version()).value(), true);
   answers_ = false;
-  EXPECT_TRUE(absl::IsUnavailable(zero_.Take("a", etag).status()));
+  EXPECT_TRUE(absl::IsUnavailable(zero_.Take("a", version).status()));
 }
 
 TEST_F(DirectoryTest, KnowsWhetherALogHasAServer) {

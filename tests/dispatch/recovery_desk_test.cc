@@ -137,6 +137,9 @@ TEST_F(RecoveryDeskTest, AnAdapterIsRefusedUntilItIsReady) {
                              .values = {{"adapter", "a"}}}));
   EXPECT_TRUE(adapters().CheckReady("c").ok());
   EXPECT_TRUE(adapters().CheckReady("").ok());
+  // Its name is in use.
+  EXPECT_EQ(adapters().CheckNew("a", "other"), refused);
+  EXPECT_TRUE(adapters().CheckNew("c", "other").ok());
 
   desk().SetReady("a");
   EXPECT_TRUE(adapters().CheckReady("a").ok());
@@ -196,7 +199,11 @@ TEST_F(RecoveryDeskTest, AHeldAdapterTeachesNoNewStep) {
         });
   };
   submit();
+  taught.step = 3;  // Step 2 cannot come any more.
+  submit();
   ASSERT_TRUE(desk().Hold("a", "tenant").ok());
+  engine_.RunReplies();
+  EXPECT_EQ(FindReason(std::exchange(end, {}))->name, "ADAPTER_RECOVERING");
   EXPECT_FALSE(desk().IsQuiet(key));
   taught.step = 2;
   submit();

@@ -75,6 +75,10 @@ class Server {
     return image;
   }
 
+  void Write(const Record& record) {
+    EXPECT_THAT(log_->WriteGroup(next_++, {Encode(record)}).status(), IsOk());
+  }
+
   // Records that all adapters are gone.
   void RemoveAll() {
     for (const StoredAdapter& adapter : adapters_) {
@@ -182,6 +186,37 @@ TEST_F(CopyStateTest, AStateGoesFromAFolderToAStoreAndBack) {
   EXPECT_EQ(ValueOf(**again, second), 2);
   EXPECT_THAT(CopyToFolder(*bucket, back),
               IsStatus(absl::StatusCode::kAlreadyExists, back));
+}
+
+TEST_F(CopyStateTest, MovesOfAdaptersEndInACopy) {
+  const std::unique_ptr<StateFolder> folder = files_.Open();
+  Server server(folder.get());
+  const std::string image = server.Add(1);
+  MakeImage(*folder, "arrived", 2);
+  const auto arrive = [&server](uint64_t key, const std::string& file) {
+    server.Write(
+        ArrivingRecord{.adapter = AdapterWith(key, file), .entry = "e"});
+  };
+  const auto end = [&server](uint64_t key, MoveStage stage) {
+    server.Write(MoveRecord{.key = AdapterKey{key}, .stage = stage});
+  };
+  arrive(7, "arrived");
+  end(7, MoveStage::kOwn);
+  arrive(8, "dropped");
+  end(8, MoveStage::kDropped);
+  // Those of keys 1 and 9 are open.
+  arrive(9, "arriving");
+  end(1, MoveStage::kLeaving);
+  ASSERT_THAT(ToStore(*folder, &copy_), IsOk());
+
+  const std::unique_ptr<StateBucket> bucket = Open(&copy_);
+  const LogSummary log =
+      ReadLog(*bucket, {}, {.max_resident = 8, .cuts = false}).value();
+  EXPECT_EQ(log.num_records, 9);
+  EXPECT_THAT(log.names, ElementsAre("adapter " + image, "adapter arrived"));
+  EXPECT_EQ(ValueOf(*bucket, "arrived"), 2);
+  EXPECT_EQ(Keys(&copy_, "logs/0/images/").size(), 2);
+  EXPECT_THAT(VerifyState(*bucket), IsOk());
 }
 
 // Checkpoints have their writer's epoch, and no lower one replaces them. They

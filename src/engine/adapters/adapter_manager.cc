@@ -60,11 +60,9 @@ void AdapterManager::WhenClaimed(
     const std::string& adapter_id, const std::string& tenant,
     std::function<void(const absl::Status&)> then) {
   if (context_.directory == nullptr) return then(absl::OkStatus());
-  // The limits are checked again when the adapter has a slot. One that arrives
-  // from another log has a name that must not be claimed.
-  const dispatch::AdapterDesk& desk = context_.dispatcher.adapters();
-  absl::Status fits = desk.CheckReady(adapter_id);
-  if (fits.ok()) fits = desk.CheckNew(adapter_id, tenant);
+  // The limits are checked again when the adapter has a slot.
+  const absl::Status fits =
+      context_.dispatcher.adapters().CheckNew(adapter_id, tenant);
   context_.PostIo(
       adapter_id, [this, adapter_id, fits, elsewhere = sends_elsewhere_,
                    then = std::move(then)] {
@@ -98,7 +96,10 @@ void AdapterManager::FreeName(const std::string& adapter_id) const {
     context_.PostIo(adapter_id, [this, adapter_id] {
       const absl::Status freed =
           context_.directory->Free(adapter_id, [this, &adapter_id] {
-            return context_.dispatcher.adapters().KeyOf(adapter_id).has_value();
+            // An adapter that arrives from another log has the name, too.
+            const dispatch::AdapterDesk& desk = context_.dispatcher.adapters();
+            return !desk.CheckReady(adapter_id).ok() ||
+                   desk.KeyOf(adapter_id).has_value();
           });
       if (freed.ok()) return;
       // The name stays this log's, which may use it again.

@@ -17,6 +17,8 @@ namespace {
 
 // A look is one request to the store, and the move's callers wait for it.
 constexpr absl::Duration kLookInterval = absl::Milliseconds(200);
+// After a copy that failed, which may have been of much.
+constexpr absl::Duration kCopyPause = absl::Seconds(1);
 
 }  // namespace
 
@@ -33,13 +35,15 @@ void Arrival::GoOn(absl::Time now) {
     return Take();
   }
   if (looking_ || now < next_look_) return;
-  next_look_ = now + kLookInterval;
   looking_ = true;
   parts_.OnIo(
       "", [this] { return Look(); },
       [this](
           const absl::StatusOr<std::optional<directory::FoundArrival>>& found) {
         looking_ = false;
+        // Counts from the end of a look, so that a drain finds no task under
+        // way at times, however slow the store is.
+        next_look_ = SteadyNow() + kLookInterval;
         if (!found.ok() && found.status() != last_error_) {
           Log(LogLevel::kWarning, "cannot look for adapters of other logs",
               {{"reason", found.status().message()}});
@@ -58,7 +62,7 @@ absl::StatusOr<std::optional<directory::FoundArrival>> Arrival::Look() const {
   const absl::StatusOr<directory::Directory::Entry> entry =
       directory.Read(found->arrival.adapter_id);
   if (!entry.ok() && !absl::IsNotFound(entry.status())) return entry.status();
-  if (entry.ok() && entry->etag == found->arrival.entry) {
+  if (entry.ok() && entry->version() == found->arrival.entry) {
     if (!found->arrival.refused.empty()) return std::nullopt;
     return *found;
   }
@@ -142,6 +146,7 @@ void Arrival::CopyImage(const directory::FoundArrival& found,
              {"reason", copied.message()}});
         DropState(parts_.context(), arriving_->adapter.image->file);
         End();
+        next_look_ = SteadyNow() + kCopyPause;
         if (absl::IsDataLoss(copied)) Refuse(found, copied);
       });
 }

@@ -14,11 +14,14 @@
 namespace weft::engine {
 namespace {
 
-// Samples that run get so long. Steps run to their end.
+// Samples that run get so long. Steps run to their end, but an adapter with
+// work that does not end stays.
 constexpr absl::Duration kSampleTime = absl::Seconds(10);
+constexpr absl::Duration kWorkTime = absl::Minutes(10);
 constexpr absl::Duration kQuietPoll = absl::Milliseconds(5);
-// The receiver gets so long, and is asked so often.
+// The receiver gets so long, and more for a large image. It is asked so often.
 constexpr absl::Duration kReceiverPatience = absl::Seconds(30);
+constexpr double kCopiedBytesPerSecond = 10e6;
 constexpr absl::Duration kJudgeInterval = absl::Milliseconds(100);
 
 }  // namespace
@@ -31,6 +34,7 @@ absl::StatusOr<AdapterKey> Departure::Check(const std::string& adapter_id,
         "log: ", to, " is not one of 0 to ", logs - 1, " (--logs=", logs, ")"));
   }
   const EngineContext& context = parts_.context();
+  WEFT_RETURN_IF_ERROR(context.dispatcher.CheckOpen());
   WEFT_ASSIGN_OR_RETURN(const AdapterKey key,
                         parts_.manager().Find(adapter_id));
   if (key == AdapterKey::kBaseModel) {
@@ -99,28 +103,37 @@ void Departure::Close(const absl::Status& status) {
 void Departure::Begin() {
   const EngineContext& context = parts_.context();
   parts_.Open();
-  // It may be gone by now.
   const absl::StatusOr<AdapterKey> key =
       Check(move_->adapter_id, move_->leaving.to);
+  // It may be gone by now, perhaps to another log. A repeated call learns that.
+  if (absl::IsNotFound(key.status())) {
+    return End(absl::UnavailableError(key.status().message()));
+  }
   if (!key.ok()) return End(key.status());
   const absl::Status held = context.dispatcher.recovery().Hold(
       move_->adapter_id,
       context.dispatcher.adapters().Info(move_->adapter_id)->tenant);
   if (!held.ok()) return End(held);
   move_->leaving.key = *key;
-  WaitForQuiet(SteadyNow() + kSampleTime);
+  WaitForQuiet(SteadyNow());
 }
 
-void Departure::WaitForQuiet(absl::Time limit) {
+void Departure::WaitForQuiet(absl::Time begin) {
   dispatch::RecoveryDesk& desk = parts_.context().dispatcher.recovery();
   if (desk.IsQuiet(move_->leaving.key)) return ReadEntry();
-  if (SteadyNow() >= limit) {
+  const absl::Duration waited = SteadyNow() - begin;
+  if (waited >= kWorkTime) {
+    return End(absl::UnavailableError(absl::StrCat(
+        "the accepted work of '", move_->adapter_id, "' has not ended in ",
+        absl::FormatDuration(kWorkTime), ", so it stays: try again")));
+  }
+  if (waited >= kSampleTime) {
     const std::vector<uint64_t> running = desk.DropSamples(move_->leaving.key);
     parts_.samples().End(
         running,
         parts_.context().dispatcher.adapters().CheckReady(move_->adapter_id));
   }
-  parts_.After(kQuietPoll, [this, limit] { WaitForQuiet(limit); });
+  parts_.After(kQuietPoll, [this, begin] { WaitForQuiet(begin); });
 }
 
 void Departure::ReadEntry() {
@@ -131,7 +144,7 @@ void Departure::ReadEntry() {
         WEFT_RETURN_IF_ERROR(parts_.directory().CheckOwned(to));
         WEFT_ASSIGN_OR_RETURN(const directory::Directory::Entry entry,
                               parts_.directory().Read(id));
-        if (entry.log == parts_.directory().own()) return entry.etag;
+        if (entry.log == parts_.directory().own()) return entry.version();
         return absl::FailedPreconditionError(
             absl::StrCat("adapter_id: the directory says that '", id,
                          "' is in another log"));
@@ -143,7 +156,8 @@ void Departure::ReadEntry() {
 
 void Departure::Record(const std::string& entry) {
   move_->leaving.entry = entry;
-  move_->deadline = SteadyNow() + kReceiverPatience;
+  move_->patience = kReceiverPatience;
+  move_->deadline = SteadyNow() + move_->patience;
   parts_.context().recorder.Write(move_->leaving);
   WriteImage();
 }
@@ -155,6 +169,11 @@ void Departure::WriteImage() {
         if (made.ok()) {
           if (made->is_new) move_->new_image = made->adapter.image->file;
           move_->record = Encode(log::Record(made->adapter));
+          move_->patience += absl::Seconds(
+              static_cast<double>(
+                  parts_.context().adapters.ImageBytes(move_->leaving.key)) /
+              kCopiedBytesPerSecond);
+          move_->deadline = SteadyNow() + move_->patience;
           return parts_.WhenDurable([this] { Send(); });
         }
         if (IsStoreAway(parts_.context(), made.status()) && !IsOver()) {
@@ -191,16 +210,21 @@ absl::StatusOr<Departure::Verdict> Departure::Decide(
   if (Failpoint("moves.judge")) return ErrnoStatus(errno, "judging");
   const absl::StatusOr<directory::Directory::Entry> entry =
       directory.Read(adapter_id);
-  // It was deleted there.
+  // Deleted by the receiver, or by a log to which that has sent it.
   if (absl::IsNotFound(entry.status())) return Verdict{.what = Verdict::kLeft};
   WEFT_RETURN_IF_ERROR(entry.status());
   if (!entry->log) {
     return absl::DataLossError(
         absl::StrCat("the entry of '", adapter_id, "' is damaged"));
   }
-  if (*entry->log != directory.own()) return Verdict{.what = Verdict::kLeft};
+  // Another log has it, or had it until it was deleted and its name made anew.
+  if (*entry->log != directory.own() || !entry->IsOf(leaving.entry)) {
+    return Verdict{.what = Verdict::kLeft};
+  }
   // Nobody but this log's owners has written it.
-  if (entry->etag != leaving.entry) return Verdict{.what = Verdict::kStayed};
+  if (entry->version() != leaving.entry) {
+    return Verdict{.what = Verdict::kStayed};
+  }
   if (is_over) {
     WEFT_ASSIGN_OR_RETURN(const bool taken,
                           directory.Take(adapter_id, leaving.entry));
@@ -253,7 +277,8 @@ void Departure::Stay() {
     move_->reason = absl::AbortedError(absl::StrCat(
         "the server of log ", move_->leaving.to,
         " has not taken the adapter in ",
-        absl::FormatDuration(kReceiverPatience), ", so it stays: try again"));
+        absl::FormatDuration(absl::Ceil(move_->patience, absl::Seconds(1))),
+        ", so it stays: try again"));
   }
   parts_.context().recorder.Write(log::MoveRecord{
       .key = move_->leaving.key, .stage = log::MoveStage::kStayed});

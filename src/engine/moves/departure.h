@@ -44,7 +44,9 @@ class Departure {
     std::string adapter_id;
     log::MoveRecord leaving;  // No key: the adapter is not held yet.
     std::vector<Callback<bool>> waiters;
-    // The entry is not taken back before.
+    // The entry is not taken back before `deadline`, which is `patience` after
+    // the message could be sent.
+    absl::Duration patience;
     absl::Time deadline = absl::InfinitePast();
     absl::Status reason;    // Why the adapter must stay.
     std::string new_image;  // Written for this move; may be empty.
@@ -59,8 +61,9 @@ class Departure {
 
   absl::StatusOr<AdapterKey> Check(const std::string& adapter_id, int to) const;
   void Begin();
-  // Waits for the adapter's work to end, and ends its samples at `limit`.
-  void WaitForQuiet(absl::Time limit);
+  // Waits for the adapter's work to end, and ends its samples after a while.
+  // `begin` is when it began to wait.
+  void WaitForQuiet(absl::Time begin);
   void ReadEntry();
   // Records that the adapter leaves. From here on only Leave and Stay end it.
   void Record(const std::string& entry);

@@ -12,7 +12,7 @@
 //   record `removed`: calls are
 //   sent to the receiver
 //
-// Only one entry has the ETag of the first record. So of the receiver, which
+// Only one entry has the version in the first record. So of the receiver, which
 // takes the entry, and the sender, which takes it back when it has waited for
 // too long, one succeeds. A process that begins with an open move ends it so.
 // What an earlier owner of a log does late fails: its records and its entries.

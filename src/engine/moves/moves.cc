@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "src/engine/adapters/state_image.h"
-
 namespace weft::engine {
 
 absl::Status Moves::Check(bool is_replayed) const {
@@ -30,25 +28,9 @@ void Moves::DrainLog(bool is_replayed, const Callback<bool>& done) {
 }
 
 void Moves::Resume(OpenMoves moves) {
-  if (context_.directory == nullptr) return Abandon(moves);
   for (auto& [key, leaving] : moves.leaving) departure_.Resume(leaving);
   for (auto& [key, arriving] : moves.arriving) {
     arrival_.Resume(std::move(arriving));
-  }
-}
-
-void Moves::Abandon(const OpenMoves& moves) {
-  dispatch::Dispatcher& dispatcher = context_.dispatcher;
-  for (const auto& [key, leaving] : moves.leaving) {
-    context_.recorder.Write(
-        log::MoveRecord{.key = key, .stage = log::MoveStage::kStayed});
-    dispatcher.recovery().SetReady(dispatcher.adapters().NameOf(key));
-  }
-  for (const auto& [key, arriving] : moves.arriving) {
-    context_.recorder.Write(
-        log::MoveRecord{.key = key, .stage = log::MoveStage::kDropped});
-    DropState(context_, arriving.adapter.image->file);
-    dispatcher.recovery().SetReady(arriving.adapter.adapter_id);
   }
 }
 

@@ -38,7 +38,8 @@ class Moves {
   void DrainLog(bool is_replayed, const Callback<bool>& done);
   // Returns whether the log is to stay without adapters.
   bool drained() const { return drain_.succeeded(); }
-  // Ends the moves of an earlier process. Call it before GoOn.
+  // Ends the moves of an earlier process. Without other logs there are none
+  // (copy_state.h). Call it before GoOn.
   void Resume(OpenMoves moves);
   // Call it between two pieces of work, when the log is replayed.
   void GoOn(absl::Time now);
@@ -56,9 +57,6 @@ class Moves {
   }
   // Returns why no move can begin.
   absl::Status Check(bool is_replayed) const;
-  // Ends moves in a copy of a log that is in no store. The adapter is where the
-  // log had it.
-  void Abandon(const OpenMoves& moves);
 
   const EngineContext& context_;
   MoveParts parts_;

@@ -20,31 +20,17 @@ namespace {
 // Between two tries of what the store did not do.
 constexpr absl::Duration kPause = absl::Seconds(1);
 
-// Gives the log the names of its adapters that the directory lacks, without
-// those on their way to this log.
-void RestoreNames(const EngineContext& context, const log::LogSummary& log) {
+// Gives the log the names of its adapters that the directory lacks. One that
+// leaves is not among them: without an entry it was deleted elsewhere.
+void RestoreNames(const EngineContext& context,
+                  const std::set<std::string>& names) {
   if (context.directory == nullptr) return;
-  context.PostIo(
-      "", [&context, arriving = log.arriving, leaving = log.leaving] {
-        std::vector<std::string> ids;
-        for (bool more = true; more;) {
-          const absl::StatusOr<AdapterPage> page =
-              context.dispatcher.adapters().List(
-                  {.after = ids.empty() ? "" : ids.back()});
-          more = page.ok() && page->more;
-          if (!page.ok()) continue;
-          for (const AdapterInfo& adapter : page->adapters) {
-            ids.push_back(adapter.adapter_id);
-          }
-        }
-        std::erase_if(ids, [&](const std::string& id) {
-          return arriving.contains(id) || leaving.contains(id);
-        });
-        const absl::Status restored = context.directory->Restore(ids, leaving);
-        if (restored.ok()) return;
-        Log(LogLevel::kWarning, "the names of adapters could not be looked up",
-            {{"reason", restored.message()}});
-      });
+  context.PostIo("", [&context, names] {
+    const absl::Status restored = context.directory->Restore(names);
+    if (restored.ok()) return;
+    Log(LogLevel::kWarning, "the names of adapters could not be looked up",
+        {{"reason", restored.message()}});
+  });
 }
 
 absl::Status StatusOf(const absl::Status& status) { return status; }
@@ -66,7 +52,7 @@ absl::Status Recovery::Start(log::LogMetrics* metrics) {
                   : absl::StatusOr<std::unique_ptr<log::LogReader>>(open);
     status = log::WithWayOut(reader.status(), context_.options);
     if (status.ok()) status = StartRecording(metrics);
-    if (status.ok()) RestoreNames(context_, report_.log);
+    if (status.ok()) RestoreNames(context_, report_.log.names);
     const absl::Status started = status;
     opened.Notify();
     // From here on `status` and `opened` may be gone.

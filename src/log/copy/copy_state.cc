@@ -25,7 +25,8 @@ namespace {
 
 constexpr size_t kGroupBytes = 16 << 20;
 
-// Returns the image that the record names; empty if it names none.
+// Returns the image that the record names; empty if it names none. What becomes
+// of an adapter that arrives decides whether its image is there (OpenMoves).
 std::string ImageOf(const Record& record) {
   if (const auto* loaded = std::get_if<LoadedRecord>(&record)) {
     return loaded->file;
@@ -33,6 +34,42 @@ std::string ImageOf(const Record& record) {
   const auto* adapter = std::get_if<StoredAdapter>(&record);
   return adapter != nullptr && adapter->image ? adapter->image->file : "";
 }
+
+// The moves of adapters that have begun and not ended.
+class OpenMoves {
+ public:
+  // Returns the image of an adapter that arrives with this record, or "".
+  std::string Add(const Record& record) {
+    if (const auto* arriving = std::get_if<ArrivingRecord>(&record)) {
+      arriving_[arriving->adapter.key] = ImageOf(arriving->adapter);
+    } else if (const auto* removed = std::get_if<RemovedRecord>(&record)) {
+      leaving_.erase(removed->key);
+    } else if (const auto* move = std::get_if<MoveRecord>(&record)) {
+      if (move->stage == MoveStage::kLeaving) leaving_.insert(move->key);
+      if (move->stage == MoveStage::kStayed) leaving_.erase(move->key);
+      const auto image = arriving_.extract(move->key);
+      if (move->stage == MoveStage::kOwn && image) return image.mapped();
+    }
+    return "";
+  }
+  // Returns the records that leave the adapters where they are.
+  std::vector<std::string> Ends() const {
+    std::vector<std::string> ends;
+    for (const AdapterKey key : leaving_) {
+      ends.push_back(
+          Encode(Record(MoveRecord{.key = key, .stage = MoveStage::kStayed})));
+    }
+    for (const auto& [key, image] : arriving_) {
+      ends.push_back(
+          Encode(Record(MoveRecord{.key = key, .stage = MoveStage::kDropped})));
+    }
+    return ends;
+  }
+
+ private:
+  std::set<AdapterKey> leaving_;
+  std::map<AdapterKey, std::string> arriving_;
+};
 
 class Copy {
  public:
@@ -75,29 +112,39 @@ class Copy {
     return absl::OkStatus();
   }
 
+  // In a copy no other log has a part in a move, and no entry says whose the
+  // adapter is. So moves that are open end there.
   absl::Status CopyLog() {
     WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<LogReader> reader,
                           from_.OpenLog(first_sequence_));
-    uint64_t first = first_sequence_;
+    OpenMoves moves;
+    next_ = first_sequence_;
     std::vector<std::string> group;
     size_t bytes = 0;
     for (;;) {
       WEFT_ASSIGN_OR_RETURN(std::optional<LogReader::Record> record,
                             reader->Next());
-      if (bytes >= kGroupBytes || (!record && !group.empty())) {
-        WEFT_RETURN_IF_ERROR(log_->WriteGroup(first, group).status());
-        report_.records += group.size();
-        report_.bytes += bytes;
-        first += group.size();
-        group.clear();
-        bytes = 0;
-      }
-      if (!record) return absl::OkStatus();
+      if (!record) break;
       WEFT_ASSIGN_OR_RETURN(const Record decoded, DecodeRecord(record->bytes));
       WEFT_RETURN_IF_ERROR(CopyImage(ImageOf(decoded)));
+      WEFT_RETURN_IF_ERROR(CopyImage(moves.Add(decoded)));
       bytes += record->bytes.size();
       group.push_back(std::move(record->bytes));
+      if (bytes < kGroupBytes) continue;
+      WEFT_RETURN_IF_ERROR(WriteGroup(std::exchange(group, {})));
+      bytes = 0;
     }
+    for (std::string& end : moves.Ends()) group.push_back(std::move(end));
+    return WriteGroup(group);
+  }
+
+  absl::Status WriteGroup(const std::vector<std::string>& group) {
+    if (group.empty()) return absl::OkStatus();
+    WEFT_RETURN_IF_ERROR(log_->WriteGroup(next_, group).status());
+    next_ += group.size();
+    report_.records += group.size();
+    for (const std::string& record : group) report_.bytes += record.size();
+    return absl::OkStatus();
   }
 
   absl::Status CopyImage(const std::string& name) {
@@ -132,6 +179,7 @@ class Copy {
   State& to_;
   std::unique_ptr<LogSink> log_;
   uint64_t first_sequence_ = 1;
+  uint64_t next_ = 1;                       // Of the records to write.
   std::set<std::string> images_;            // Those that the copy names.
   std::map<std::string, uint64_t> copied_;  // Those of all tries: their sizes.
   CopyReport report_;

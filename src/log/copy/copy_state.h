@@ -1,6 +1,7 @@
 // Copies a state between a folder and an object store, or between two stores,
 // also while a server uses the source. A copy has every record that was durable
-// when the call began. What is not whole is no state: a server refuses it.
+// when the call began, and ends the moves of adapters that are open, so that
+// they stay. What is not whole is no state: a server refuses it.
 //
 // Errors: DATA_LOSS (the source is damaged), UNAVAILABLE (a snapshot was
 // written during each of several tries), and those of state.h. Blocks as both

@@ -433,6 +433,28 @@ INSTANTIATE_TEST_SUITE_P(
         Point{"OwnBothEnd", "moves.judge", true, true, 1}),
     [](const auto& instance) { return instance.param.name; });
 
+// The sender learns of both at once, or the next owner of its log does.
+TEST_F(MovesTest, WhatTheReceiverDeletesStaysDeleted) {
+  for (const bool restarts : {false, true}) {
+    MakeAdapter();
+    SetFailpoints("moves.judge=err(EIO)");
+    std::future<absl::Status> moved = zero_.BeginMove("x", 1);
+    WaitUntil([this] { return one_.Info("x").ok(); });
+    ASSERT_THAT(
+        Wait<bool>([&](auto done) { one_.engine().DeleteAdapter("x", done); }),
+        IsOk());
+    WaitUntil([this] {
+      return !std::filesystem::exists(folder_ / "store" / "adapters" / "x");
+    });
+    if (restarts) zero_.Restart();
+    SetFailpoints("");
+    EXPECT_EQ(moved.get().ok(), !restarts);
+    WaitUntil([this] { return absl::IsNotFound(zero_.Info("x").status()); });
+    EXPECT_EQ(zero_.engine().num_adapters(), 0);
+    EXPECT_THAT(one_.Info("x"), IsStatus(kNotFound, "x"));
+  }
+}
+
 class FullReceiverTest : public ::testing::Test {};
 
 TEST_F(FullReceiverTest, ItRefusesAndTheAdapterStays) {
