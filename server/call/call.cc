@@ -48,6 +48,7 @@ std::string Header(const grpc::CallbackServerContext& context,
 bool RanNothing(const absl::Status& status) {
   switch (ReasonOf(status)) {
     case RejectReason::kOrder:
+    case RejectReason::kAdapterRoom:
     case RejectReason::kDiskFull:
     case RejectReason::kStoreUnreachable:
     case RejectReason::kStarting:

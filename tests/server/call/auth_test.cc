@@ -1,6 +1,7 @@
 // Tests tokens over a connection: which calls are permitted, and which names
 // callers see.
 
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -503,8 +504,11 @@ TEST_F(AuthTest, CallsThatComputeNothingCostNoTokens) {
   const absl::Status away =
       WithReason(absl::UnavailableError("the store does not answer"),
                  {.name = "STATE_STORE_UNREACHABLE", .values = {}});
-  for (int i = 0; i < 12; ++i) {
-    const absl::Status& refusal = i < 6 ? full : away;
+  const absl::Status in_use =
+      WithReason(absl::ResourceExhaustedError("samples use all"),
+                 {.name = "SAMPLER_CACHE_FULL", .values = {}});
+  for (int i = 0; i < 18; ++i) {
+    const absl::Status& refusal = std::array{full, away, in_use}[i / 6];
     engine_.FailNext(refusal);
     EXPECT_EQ(train(1).error_message(), refusal.message());
   }
