@@ -69,6 +69,10 @@ def test_a_drained_daemon_comes_back_as_a_standby(
     with running(addresses, trainers), running(at_drained, [maker]):
         wait_until(lambda: min(trainer.rounds for trainer in trainers) > 0)
         assert has_one(drained, trainers)
+        with weft.Client(drained.address) as client:
+            # What it keeps to sample from is no adapter that has to go.
+            wait_until(lambda: trainers[0].rounds > 2)
+            client.checkpoint("a0", "s0").sample([1, 2, 3], max_tokens=2)
         done = run_weftctl(seaweedfs, "fleet", "drain", "--server", drained.address)
         assert done.returncode == 0, done.stderr
         assert drained.wait() == 0, drained.log_tail()

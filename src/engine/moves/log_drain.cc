@@ -22,17 +22,17 @@ void LogDrain::Start(Callback<bool> done) {
       {{"log", parts_.directory().own()}});
 }
 
-std::optional<AdapterKey> LogDrain::Next() const {
-  for (const AdapterKey key : parts_.context().dispatcher.recovery().Keys()) {
-    if (key != AdapterKey::kBaseModel) return key;
-  }
-  return std::nullopt;
+std::optional<std::string> LogDrain::Next() const {
+  const absl::StatusOr<AdapterPage> page =
+      parts_.context().dispatcher.adapters().List({.size = 1});
+  if (!page.ok() || page->adapters.empty()) return std::nullopt;
+  return page->adapters.front().adapter_id;
 }
 
 void LogDrain::GoOn() {
   if (phase_ == Phase::kEmpty) return End(true);
   if (phase_ == Phase::kOff || moving_) return;
-  if (const std::optional<AdapterKey> key = Next()) return Move(*key);
+  if (const std::optional<std::string> id = Next()) return Move(*id);
   // One may just arrive.
   if (parts_.open() > 0) return;
   phase_ = Phase::kEmpty;
@@ -41,12 +41,11 @@ void LogDrain::GoOn() {
   End(true);
 }
 
-void LogDrain::Move(AdapterKey key) {
+void LogDrain::Move(const std::string& id) {
   moving_ = true;
   parts_.OnIo(
       "", [this] { return parts_.directory().OtherLogs(); },
-      [this, id = parts_.context().dispatcher.adapters().NameOf(key)](
-          const absl::StatusOr<std::vector<int>>& logs) {
+      [this, id](const absl::StatusOr<std::vector<int>>& logs) {
         if (logs.ok() && !logs->empty()) return Send(id, *logs);
         parts_.After(kPause, [this] { moving_ = false; });
       });

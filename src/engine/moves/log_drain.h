@@ -40,8 +40,8 @@ class LogDrain {
   enum class Phase : uint8_t { kOff, kMoves, kEmpty };
 
   // Returns an adapter that is to leave; none if there are none.
-  std::optional<AdapterKey> Next() const;
-  void Move(AdapterKey key);
+  std::optional<std::string> Next() const;
+  void Move(const std::string& id);
   void Send(const std::string& adapter_id, const std::vector<int>& logs);
   void End(const absl::StatusOr<bool>& result);
 
