@@ -202,6 +202,8 @@ TEST_F(MovesTest, AnAdapterGoesOnInTheOtherLog) {
   ASSERT_THAT(trained, IsOk());
 
   ASSERT_THAT(zero_.Move("x", 1), IsOk());
+  // The receiver may yet have to see what the sender has seen.
+  WaitUntil([this] { return one_.Info("x").ok(); });
   EXPECT_EQ(ReasonOf(zero_.Info("x").status()), "MOVED");
   const AdapterInfo after = one_.Info("x").value();
   EXPECT_EQ(after.epoch, before.epoch);
@@ -237,6 +239,7 @@ TEST_F(MovesTest, ItGoesToAndFroAndLearnsAsWithoutMoves) {
     Server& from = round % 2 == 1 ? zero_ : one_;
     ASSERT_THAT(from.Move("x", static_cast<int>(round % 2)), IsOk());
     Server& now = round % 2 == 1 ? one_ : zero_;
+    WaitUntil([&now] { return now.Info("x").ok(); });
     ASSERT_THAT(now.Learn("x", round), IsOk());
   }
   const std::string moved = zero_.Exported("x");
@@ -474,6 +477,7 @@ TEST_F(FullReceiverTest, ItRefusesAndTheAdapterStays) {
       Wait<bool>([&](auto done) { one.engine().DeleteAdapter("y", done); }),
       IsOk());
   EXPECT_THAT(zero.Move("x", 1), IsOk());
+  WaitUntil([&one] { return one.Info("x").ok(); });
   EXPECT_THAT(one.Learn("x", 1), IsOk());
 }
 

@@ -147,12 +147,13 @@ TEST(RpcPolicyTest, EveryMethodHasOne) {
   }
   EXPECT_EQ(services, 4);
   const std::vector<std::string> paths = AllMethods();
-  EXPECT_EQ(paths.size(), 31u);
+  EXPECT_EQ(paths.size(), 32u);
   for (const std::string& path : paths) {
     EXPECT_NE(FindPolicy(path), nullptr) << path;
   }
   EXPECT_EQ(FindPolicy("/weft.v1.ServerService/Drain")->scope, Scope::kAdmin);
-  for (const char* const method : {"Undrain", "WriteSnapshot", "Profile"}) {
+  for (const char* const method :
+       {"Undrain", "DrainLog", "WriteSnapshot", "Profile"}) {
     const std::string path = absl::StrCat("/weft.v1.ServerService/", method);
     EXPECT_EQ(FindPolicy(path)->scope, Scope::kAdmin) << path;
   }

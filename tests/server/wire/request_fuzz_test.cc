@@ -73,8 +73,8 @@ static_assert(IsResult<AdapterInfo> && !IsResult<Undeclared>);
 // Fields of requests that name no adapter, or none that the caller wrote.
 const std::set<std::string>& OtherStrings() {
   static const auto& names = *new std::set<std::string>{
-      "name", "snapshot", "tenant",      "page_token",
-      "key",  "value",    "sequence_id", "graph"};
+      "name",  "snapshot",    "tenant", "page_token", "key",
+      "value", "sequence_id", "graph",  "checkpoint"};
   return names;
 }
 
