@@ -289,6 +289,7 @@ WITHOUT_AN_ADAPTER = {
     methods.MOVE_ADAPTER.path,
     # Only weftctl has these.
     "/weft.v1.ServerService/Undrain",
+    "/weft.v1.ServerService/DrainLog",
     "/weft.v1.ServerService/WriteSnapshot",
     methods.PROFILE.path,
 }

@@ -523,6 +523,22 @@ TEST_F(StateBucketTest, AnotherModelOrForeignObjectsAreRefused) {
               IsOk());
 }
 
+TEST_F(StateBucketTest, TwoProcessesMayBeginAtTheSameTime) {
+  std::unique_ptr<StateBucket> other;
+  objects_.before = [&](const std::string& operation, const std::string&) {
+    if (operation != "list") return;
+    objects_.before = nullptr;
+    other = StateBucket::Open(std::make_unique<MemoryStore>(&objects_), kModel,
+                              false)
+                .value();
+  };
+  EXPECT_THAT(
+      StateBucket::Open(std::make_unique<MemoryStore>(&objects_), kModel, false)
+          .status(),
+      IsOk());
+  EXPECT_NE(other, nullptr);
+}
+
 TEST_F(StateBucketTest, ALargeGroupIsAnObjectOfItsOwn) {
   Process process(&objects_, "a");
   ASSERT_THAT(process.Start(), IsOk());

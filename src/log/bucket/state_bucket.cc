@@ -277,12 +277,13 @@ absl::Status StateBucket::CheckFormat(const std::optional<std::string>& model,
                                       bool accept_change) {
   absl::StatusOr<store::Object> format = store_->Get(kFormat, kMaxFormatBytes);
   if (model && absl::IsNotFound(format.status())) {
-    WEFT_RETURN_IF_ERROR(CheckEmpty(*store_));
-    const absl::Status created =
-        store_->Create(kFormat, {EncodeFormat(*model)}).status();
-    // Another process may have begun at the same time.
-    if (!created.ok() && !absl::IsAlreadyExists(created)) return created;
+    absl::Status begun = CheckEmpty(*store_);
+    if (begun.ok()) {
+      begun = store_->Create(kFormat, {EncodeFormat(*model)}).status();
+    }
     format = store_->Get(kFormat, kMaxFormatBytes);
+    // Another process may have begun at the same time.
+    if (!begun.ok() && absl::IsNotFound(format.status())) return begun;
   }
   if (absl::IsNotFound(format.status())) {
     return absl::NotFoundError(absl::StrCat(
@@ -314,9 +315,9 @@ absl::Status StateBucket::CheckLogs(int num_logs) const {
   WEFT_ASSIGN_OR_RETURN(std::vector<int> logs, ListLogs());
   for (; !logs.empty() && logs.back() >= num_logs; logs.pop_back()) {
     const LogKeys keys{.log = logs.back()};
-    WEFT_ASSIGN_OR_RETURN(const SeenManifest seen,
-                          LookAtManifest(*store_, keys));
-    if (seen.manifest.drained) continue;
+    const absl::StatusOr<SeenManifest> seen = LookAtManifest(*store_, keys);
+    if (!seen.ok() && !absl::IsDataLoss(seen.status())) return seen.status();
+    if (seen.ok() && seen->manifest.drained) continue;
     return absl::FailedPreconditionError(absl::StrCat(
         "--logs=", num_logs, ": the state has ",
         store_->NameOf(keys.Manifest()),
