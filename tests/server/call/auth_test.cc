@@ -474,7 +474,11 @@ TEST_F(AuthTest, ManyCallsThatNeverSendTheirRequestAreRefused) {
   for (int i = 0; i < 1200; ++i) begin(a);
   const grpc::Status refused = Call("/weft.v1.ServerService/GetInfo", a);
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  EXPECT_THAT(refused.error_message(), HasSubstr("has begun 1024 calls"));
+  // While the server has yet to see which calls have ended, another limit may
+  // come first.
+  EXPECT_THAT(refused.error_message(),
+              ::testing::AnyOf(HasSubstr("has begun 1024 calls"),
+                               HasSubstr("1024 of your calls wait")));
   EXPECT_TRUE(Call("/weft.v1.ServerService/GetInfo", b).ok());
 }
 
