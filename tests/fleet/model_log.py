@@ -18,13 +18,13 @@ then the exit status is 3. With --mutant the design lacks one of its rules.
 
 from __future__ import annotations
 
-import argparse
 import functools
-import gc
 import sys
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
+
+from model_command import run
 
 MUTANTS = {
     "delete-seals": "the cut of the log removes seals, too",
@@ -36,7 +36,6 @@ MUTANTS = {
 }
 MAX_GROUP = 2  # Records in one object.
 PROGRESS_SECONDS = 5
-BROKEN = 3  # Exit status.
 
 # Phases of a daemon.
 IDLE, READ, TAKEN, LISTED, SEALED, CHECKED, OWNER = range(7)
@@ -93,11 +92,11 @@ class World(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    daemons: int
-    steps: int
-    epochs: int
-    crashes: int
-    copies: int
+    daemons: int = 2
+    steps: int = 3
+    epochs: int = 3
+    crashes: int = 1
+    copies: int = 0
 
 
 Move = tuple[str, World]
@@ -442,25 +441,5 @@ def print_schedule(
         print(f"  {number:2} {what}")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    rules = "; ".join(f"{name}: {rule}" for name, rule in MUTANTS.items())
-    parser.add_argument("--mutant", choices=MUTANTS, help=rules)
-    for field, default in (
-        ("daemons", 2),
-        ("steps", 3),
-        ("epochs", 3),
-        ("crashes", 1),
-        ("copies", 0),
-    ):
-        parser.add_argument(f"--{field}", type=int, default=default)
-    gc.disable()  # Worlds have no cycles, and there are many of them.
-    given = parser.parse_args()
-    bounds = Bounds(*(getattr(given, field) for field in Bounds._fields))
-    words = ", ".join(f"{n} {f}" for f, n in bounds._asdict().items())
-    name = f"{given.mutant or 'design'} ({words})"
-    return 0 if explore(Model(bounds, given.mutant), name) else BROKEN
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__, MUTANTS, Bounds, Model, explore))

@@ -28,12 +28,12 @@ then the exit status is 3. With --mutant the design lacks one of its rules.
 
 from __future__ import annotations
 
-import argparse
-import gc
 import sys
 from collections.abc import Iterator
 from itertools import chain, pairwise
 from typing import NamedTuple
+
+from model_command import run
 
 MUTANTS = {
     "no-hold": "A acknowledges steps after `leaving`",
@@ -50,7 +50,6 @@ MUTANTS = {
     "free-arriving": "a claim that fails frees the name of an adapter that arrives",
     "keep-refused": "B leaves a message that it refused to A alone",
 }
-BROKEN = 3  # Exit status.
 
 # Phases of an owner: it does not have the adapter, or writes its first record, or
 # serves it;
@@ -114,11 +113,11 @@ class World(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    take_overs: int  # Of each log.
-    moves: int
-    steps: int
-    deletions: int
-    claims: int  # Of the name, by calls that create an adapter.
+    take_overs: int = 1  # Of each log.
+    moves: int = 1
+    steps: int = 1
+    deletions: int = 1
+    claims: int = 1  # Of the name, by calls that create an adapter.
 
 
 Move = tuple[str, World]
@@ -495,25 +494,5 @@ def tell(model: Model, worlds: list[World], came: list[int], what: str) -> bool:
     return False
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    rules = "; ".join(f"{name}: {rule}" for name, rule in MUTANTS.items())
-    parser.add_argument("--mutant", choices=MUTANTS, help=rules)
-    for field, default in (
-        ("take-overs", 1),
-        ("moves", 1),
-        ("steps", 1),
-        ("deletions", 1),
-        ("claims", 1),
-    ):
-        parser.add_argument(f"--{field}", type=int, default=default)
-    gc.disable()  # Worlds have no cycles, and there are many of them.
-    given = parser.parse_args()
-    bounds = Bounds(*(getattr(given, field) for field in Bounds._fields))
-    words = ", ".join(f"{n} {f}" for f, n in bounds._asdict().items())
-    name = f"{given.mutant or 'design'} ({words})"
-    return 0 if explore(Model(bounds, given.mutant), name) else BROKEN
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(__doc__, MUTANTS, Bounds, Model, explore))
