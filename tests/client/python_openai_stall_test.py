@@ -239,18 +239,21 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 def test_a_log_that_nobody_reads_stops_nobody(pipe: tuple[int, int]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    # No other test has this address, so none takes the port meanwhile.
+    with socket.create_server(("127.0.0.2", 0)) as free:
+        address = free.getsockname()
+        place = "{}:{}".format(*address)
     with SmallServer() as server:
         command = [sys.executable, "-m", "weft", "openai", "--server", server.target]
         process = subprocess.Popen(
-            [*command, "--listen", f"127.0.0.1:{port}"],
+            [*command, "--listen", place],
             env={**os.environ, "PYTHONPATH": str(CLIENT)},
             stderr=pipe[1],
         )
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=20) as other:
+        with httpx.Client(base_url=f"http://{place}", timeout=20) as other:
 
             def serves() -> bool:
+                assert process.poll() is None
                 try:
                     return other.get("/health").is_success
                 except httpx.ConnectError:
@@ -258,7 +261,7 @@ def test_a_log_that_nobody_reads_stops_nobody(pipe: tuple[int, int]) -> None:
 
             wait_until(serves)
             for _ in range(2 * MAX_PER_SECOND):
-                with socket.create_connection(("127.0.0.1", port), 20) as stranger:
+                with socket.create_connection(address, 20) as stranger:
                     stranger.sendall(b"\x16\x03\x01 no HTTP\r\n\r\n")
                     assert stranger.recv(200).startswith(b"HTTP/1.1 400")
             page = other.get("/metrics").text
