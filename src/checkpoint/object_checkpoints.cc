@@ -14,6 +14,7 @@
 #include "src/base/observe/log.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
+#include "src/base/threads/at_once.h"
 
 namespace weft::checkpoint {
 namespace {
@@ -234,18 +235,11 @@ absl::StatusOr<nlohmann::json> ObjectCheckpoints::ReadFields(
 
 std::vector<absl::StatusOr<nlohmann::json>> ObjectCheckpoints::ReadFieldsOf(
     const std::vector<CheckpointName>& names) const {
-  std::vector<absl::StatusOr<nlohmann::json>> fields;
-  fields.reserve(names.size());
-  for (size_t first = 0; first < names.size(); first += kAtOnce) {
-    std::vector<std::future<absl::StatusOr<nlohmann::json>>> coming;
-    const size_t end = std::min(names.size(), first + kAtOnce);
-    for (size_t i = first; i < end; ++i) {
-      coming.push_back(std::async(std::launch::async, [this, &name = names[i]] {
-        return ReadFields(name);
-      }));
-    }
-    for (auto& one : coming) fields.push_back(one.get());
-  }
+  std::vector<absl::StatusOr<nlohmann::json>> fields(names.size());
+  RunAtOnce(names.size(), kAtOnce, [&](size_t i) {
+    fields[i] = ReadFields(names[i]);
+    return absl::OkStatus();
+  }).IgnoreError();
   return fields;
 }
 

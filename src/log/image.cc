@@ -7,12 +7,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <future>
 #include <memory>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
 #include "src/base/status_macros.h"
+#include "src/base/threads/at_once.h"
 #include "src/log/log_format.h"
 
 namespace weft::log {
@@ -175,20 +175,9 @@ absl::Status CheckImageTable(const State& state, const std::string& name,
 
 absl::Status CheckImageTables(const State& state,
                               const std::vector<ImageShape>& images) {
-  absl::Status status;
-  for (size_t first = 0; first < images.size(); first += kTablesAtOnce) {
-    std::vector<std::future<absl::Status>> running;
-    const size_t end = std::min(images.size(), first + kTablesAtOnce);
-    for (size_t i = first; i < end; ++i) {
-      running.push_back(
-          std::async(std::launch::async, [&state, &image = images[i]] {
-            return CheckImageTable(state, image.name, image.num_blocks);
-          }));
-    }
-    for (std::future<absl::Status>& one : running) status.Update(one.get());
-    WEFT_RETURN_IF_ERROR(status);
-  }
-  return status;
+  return RunAtOnce(images.size(), kTablesAtOnce, [&](size_t i) {
+    return CheckImageTable(state, images[i].name, images[i].num_blocks);
+  });
 }
 
 }  // namespace weft::log

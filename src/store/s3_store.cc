@@ -7,12 +7,17 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "src/base/status_macros.h"
+#include "src/base/threads/at_once.h"
 #include "src/store/xml.h"
 
 namespace weft::store {
 namespace {
 
 constexpr uint64_t kMaxListBytes = 4 << 20;
+// One connection to a store is slower than the network, so large objects travel
+// in parts, several at once.
+constexpr size_t kRangeBytes = 8 << 20;
+constexpr size_t kPartsAtOnce = 8;
 constexpr size_t kMaxListed = 1000;  // The API has no larger pages.
 constexpr char kIfAbsent[] = "if-none-match: *";
 
@@ -144,6 +149,25 @@ absl::StatusOr<size_t> S3Store::GetRange(const std::string& key,
     WEFT_ASSIGN_OR_RETURN(*size, SizeOf(key));
     return 0;
   }
+  const size_t num_parts = (bytes.size() + kRangeBytes - 1) / kRangeBytes;
+  std::vector<Range> parts(num_parts);
+  WEFT_RETURN_IF_ERROR(RunAtOnce(num_parts, kPartsAtOnce, [&](size_t i) {
+    const size_t first = i * kRangeBytes;
+    const size_t count = std::min(kRangeBytes, bytes.size() - first);
+    absl::StatusOr<Range> part =
+        GetPart(key, offset + first, bytes.subspan(first, count));
+    if (part.ok()) parts[i] = *part;
+    return part.status();
+  }));
+  *size = parts.front().object_size;
+  size_t read = 0;
+  for (const Range& part : parts) read += part.read;
+  return read;
+}
+
+absl::StatusOr<S3Store::Range> S3Store::GetPart(const std::string& key,
+                                                uint64_t offset,
+                                                std::span<char> bytes) {
   const S3Request request = {
       .operation = StoreOperation::kGet,
       .method = "GET",
@@ -154,15 +178,15 @@ absl::StatusOr<size_t> S3Store::GetRange(const std::string& key,
   WEFT_ASSIGN_OR_RETURN(const S3Answer answer, client_.Send(request));
   if (answer.http.status == 404) return Missing(NameOf(key));
   if (answer.http.status == 416) {  // The object ends before.
-    WEFT_ASSIGN_OR_RETURN(*size, SizeOf(key));
-    return 0;
+    WEFT_ASSIGN_OR_RETURN(const uint64_t size, SizeOf(key));
+    return Range{.object_size = size};
   }
   if (answer.http.status != 206 || answer.http.body.size() > bytes.size()) {
     return client_.Unexpected(request, answer);
   }
-  WEFT_ASSIGN_OR_RETURN(*size, SizeInRange(answer));
+  WEFT_ASSIGN_OR_RETURN(const uint64_t size, SizeInRange(answer));
   std::ranges::copy(answer.http.body, bytes.begin());
-  return answer.http.body.size();
+  return Range{.read = answer.http.body.size(), .object_size = size};
 }
 
 absl::StatusOr<std::vector<ListedObject>> S3Store::List(
@@ -263,19 +287,19 @@ absl::StatusOr<std::string> S3Store::UploadParts(
     const std::vector<std::string_view>& pieces) {
   const uint64_t part_bytes = client_.options().part_bytes;
   const uint64_t total = TotalBytes(pieces);
-  std::vector<std::string> etags;
-  for (uint64_t offset = 0; offset < total; offset += part_bytes) {
+  std::vector<std::string> etags((total + part_bytes - 1) / part_bytes);
+  WEFT_RETURN_IF_ERROR(RunAtOnce(etags.size(), kPartsAtOnce, [&](size_t i) {
     const S3Request part = {
         .operation = StoreOperation::kUpload,
         .method = "PUT",
         .key = key,
-        .query = {{"partNumber", absl::StrCat(etags.size() + 1)},
-                  {"uploadId", upload}},
-        .body = Slice(pieces, offset, part_bytes)};
+        .query = {{"partNumber", absl::StrCat(i + 1)}, {"uploadId", upload}},
+        .body = Slice(pieces, i * part_bytes, part_bytes)};
     WEFT_ASSIGN_OR_RETURN(const S3Answer answer, client_.Send(part));
     if (!answer.ok()) return client_.Unexpected(part, answer);
-    etags.push_back(answer.http.Header("etag"));
-  }
+    etags[i] = answer.http.Header("etag");
+    return absl::OkStatus();
+  }));
   return Complete(key, upload, etags);
 }
 

@@ -38,6 +38,13 @@ class S3Store final : public ObjectStore {
   void Stop() override { client_.Stop(); }
 
  private:
+  struct Range {
+    size_t read = 0;
+    uint64_t object_size = 0;
+  };
+  // Does what GetRange does, with one request.
+  absl::StatusOr<Range> GetPart(const std::string& key, uint64_t offset,
+                                std::span<char> bytes);
   // Returns the bytes of the object. Errors: NOT_FOUND.
   absl::StatusOr<uint64_t> SizeOf(const std::string& key);
 

@@ -200,6 +200,20 @@ TEST_P(ObjectStoreTest, ARangeIsPartOfTheObject) {
               IsStatus(absl::StatusCode::kNotFound, "b"));
 }
 
+TEST_P(ObjectStoreTest, ALargeRangeComesWhole) {
+  constexpr size_t kBytes = (20 << 20) + 7;
+  const std::string bytes = Random(kBytes);
+  ASSERT_TRUE(Created("a", bytes));
+  for (const size_t offset : {size_t{0}, size_t{12345}, kBytes - 1}) {
+    std::string out(kBytes + 5, 'x');  // Its end is behind the object's.
+    uint64_t size = 0;
+    EXPECT_THAT(store_->GetRange("a", offset, out, &size),
+                IsOkAndHolds(kBytes - offset));
+    EXPECT_EQ(size, kBytes);
+    EXPECT_TRUE(out.starts_with(bytes.substr(offset)));
+  }
+}
+
 TEST_P(ObjectStoreTest, AListSeesEachWriteAndDeletion) {
   EXPECT_THAT(Keys(""), ElementsAre());
   ASSERT_TRUE(Created("logs/0/records/1", "one"));

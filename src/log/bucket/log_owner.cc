@@ -1,11 +1,11 @@
 #include "src/log/bucket/log_owner.h"
 
 #include <algorithm>
-#include <future>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "src/base/status_macros.h"
+#include "src/base/threads/at_once.h"
 #include "src/log/bucket/log_object.h"
 
 namespace weft::log {
@@ -14,7 +14,7 @@ namespace {
 constexpr uint64_t kMaxManifestBytes = 1 << 20;
 // A request is slow, and a look at 1000 manifests must end within
 // kLookPatience, so this many run at once.
-constexpr int kLooksAtOnce = 32;
+constexpr size_t kLooksAtOnce = 32;
 
 bool IsOf(const Manifest& manifest, const Instance& self, uint64_t epoch) {
   return manifest.owner.process == self.process && manifest.epoch == epoch;
@@ -120,17 +120,10 @@ absl::Status Undrain(store::ObjectStore& store, const LogKeys& keys) {
 std::vector<absl::StatusOr<SeenManifest>> LookAtManifests(
     store::ObjectStore& store, int num_logs) {
   std::vector<absl::StatusOr<SeenManifest>> seen(num_logs);
-  const auto look = [&](int first) {
-    for (int log = first; log < num_logs; log += kLooksAtOnce) {
-      seen[log] = LookAtManifest(store, {.log = log});
-    }
-  };
-  std::vector<std::future<void>> others;
-  for (int first = 1; first < std::min(num_logs, kLooksAtOnce); ++first) {
-    others.push_back(std::async(std::launch::async, look, first));
-  }
-  look(0);
-  for (const std::future<void>& other : others) other.wait();
+  RunAtOnce(seen.size(), kLooksAtOnce, [&](size_t log) {
+    seen[log] = LookAtManifest(store, {.log = static_cast<int>(log)});
+    return absl::OkStatus();
+  }).IgnoreError();
   return seen;
 }
 

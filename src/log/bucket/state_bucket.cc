@@ -1,9 +1,7 @@
 #include "src/log/bucket/state_bucket.h"
 
 #include <algorithm>
-#include <deque>
 #include <functional>
-#include <future>
 
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
@@ -14,6 +12,7 @@
 #include "src/base/files/file_io.h"
 #include "src/base/observe/log.h"
 #include "src/base/status_macros.h"
+#include "src/base/threads/at_once.h"
 #include "src/log/bucket/log_object.h"
 #include "src/log/log_format.h"
 #include "src/log/log_summary.h"
@@ -521,22 +520,11 @@ absl::Status StateBucket::RemoveIf(const std::string& prefix,
                                    const Removes& removes) {
   WEFT_ASSIGN_OR_RETURN(const std::vector<store::ListedObject> objects,
                         store_->List(prefix, "", store::kAllObjects));
-  std::deque<std::future<absl::Status>> running;
-  const auto finish_one = [&running] {
-    const absl::Status removed = running.front().get();
-    running.pop_front();
-    return removed;
-  };
-  for (const store::ListedObject& object : objects) {
-    if (!removes(object)) continue;
+  return RunAtOnce(objects.size(), kRemovals, [&](size_t i) {
+    if (!removes(objects[i])) return absl::OkStatus();
     WEFT_RETURN_IF_ERROR(owner_->fenced());
-    if (running.size() == kRemovals) WEFT_RETURN_IF_ERROR(finish_one());
-    running.push_back(std::async(
-        std::launch::async,
-        [&store = *store_, key = object.key] { return store.Delete(key); }));
-  }
-  while (!running.empty()) WEFT_RETURN_IF_ERROR(finish_one());
-  return absl::OkStatus();
+    return store_->Delete(objects[i].key);
+  });
 }
 
 std::string StateBucket::NewImageName() {
