@@ -57,6 +57,9 @@ struct SampleRequest {
   // Samples from this checkpoint of `adapter_id` instead, whether or not there
   // is such an adapter. Empty: from the adapter.
   std::string checkpoint = {};
+  // The checkpoint must be the one that was created then. InfinitePast: the one
+  // that is there.
+  absl::Time checkpoint_created_at = absl::InfinitePast();
   std::vector<int32_t> prompt;
   int num_samples = 1;
   SamplingConfig config;

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "absl/time/clock.h"
@@ -21,13 +20,12 @@ namespace {
 // changed the checkpoint meanwhile.
 constexpr absl::Duration kFresh = absl::Seconds(1);
 
-// Returns the error of a load as that of a sample, whose field has another
-// name.
-absl::Status OfSample(const absl::Status& status) {
-  const absl::string_view text = absl::StripPrefix(status.message(), "name: ");
-  absl::Status named(status.code(), absl::StartsWith(text, "checkpoint '")
-                                        ? std::string(text)
-                                        : absl::StrCat("checkpoint: ", text));
+// Returns the error of a load as that of the sample's field.
+absl::Status OfField(absl::string_view field, const absl::Status& status) {
+  absl::string_view text = absl::StripPrefix(status.message(), "name: ");
+  const bool has_name = absl::ConsumePrefix(&text, "checkpoint '");
+  absl::Status named(status.code(),
+                     absl::StrCat(field, has_name ? " '" : ": ", text));
   status.ForEachPayload(
       [&named](absl::string_view url, const absl::Cord& data) {
         named.SetPayload(url, data);
@@ -38,11 +36,26 @@ absl::Status OfSample(const absl::Status& status) {
 absl::Status NoRoom(int max, const std::string& tenant) {
   return WithReason(
       absl::ResourceExhaustedError(absl::StrCat(
-          "checkpoint: samples use all ", max,
+          "samples use all ", max,
           " checkpoints that are kept for sampling (--sampler-cache-adapters)"
           "; try again")),
       {.name = "SAMPLER_CACHE_FULL",
        .values = {{"limit", absl::StrCat(max)}, {"tenant", tenant}}});
+}
+
+// Returns whether a checkpoint of this time is wanted. Callers keep times in
+// nanoseconds.
+bool Fits(absl::Time wanted, absl::Time created_at) {
+  return wanted == absl::InfinitePast() ||
+         absl::ToUnixNanos(wanted) == absl::ToUnixNanos(created_at);
+}
+
+absl::Status Overwritten(absl::Time at) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the checkpoint was overwritten at ",
+      absl::FormatTime(at, absl::UTCTimeZone()),
+      ", and its old weights are gone: make a new sampling session to sample "
+      "from the new ones"));
 }
 
 }  // namespace
@@ -66,11 +79,12 @@ CancelHandle Samplers::Sample(SampleRequest request,
     done(open);
     return {};
   }
-  const SamplerName name = {request.adapter_id, request.checkpoint};
+  const Wanted wanted = {{request.adapter_id, request.checkpoint},
+                         request.checkpoint_created_at};
   std::optional<AdapterKey> key;
   {
     MutexLock lock(&mu_);
-    key = UseSeen(name);
+    key = UseSeen(wanted);
   }
   if (key) {
     hits_.Increment();
@@ -82,12 +96,12 @@ CancelHandle Samplers::Sample(SampleRequest request,
   waiter->on_delta = std::move(on_delta);
   waiter->done = std::move(done);
   waiter->hold = context_.dispatcher.Hold();
-  WaitForLook(name, {waiter});
+  WaitForLook(wanted, {waiter});
   return CancelHandle([this, waiter] { Cancel(waiter); });
 }
 
-std::optional<AdapterKey> Samplers::UseSeen(const SamplerName& name) {
-  const std::optional<AdapterKey> key = Kept(name);
+std::optional<AdapterKey> Samplers::UseSeen(const Wanted& wanted) {
+  const std::optional<AdapterKey> key = Kept(wanted);
   if (!key) return std::nullopt;
   const Sampler& sampler = table_.At(*key);
   const bool is_fresh = sampler.seen.changes == context_.files.changes() &&
@@ -98,29 +112,34 @@ std::optional<AdapterKey> Samplers::UseSeen(const SamplerName& name) {
   return key;
 }
 
-std::optional<AdapterKey> Samplers::Kept(const SamplerName& name) {
-  const std::optional<AdapterKey> key = table_.Find(name);
-  const bool is_there = key && table_.At(*key).expires_at > absl::Now();
-  return is_there ? key : std::nullopt;
+std::optional<AdapterKey> Samplers::Kept(const Wanted& wanted) {
+  const std::optional<AdapterKey> key = table_.Find(wanted.first);
+  if (!key) return std::nullopt;
+  const Sampler& sampler = table_.At(*key);
+  const bool is_it = Fits(wanted.second, sampler.created_at) &&
+                     sampler.expires_at > absl::Now();
+  return is_it ? key : std::nullopt;
 }
 
-void Samplers::WaitForLook(const SamplerName& name, const Waiters& waiters) {
+void Samplers::WaitForLook(const Wanted& wanted, const Waiters& waiters) {
   bool is_first = false;
   {
     MutexLock lock(&mu_);
-    const auto [look, is_new] = looks_.try_emplace(name);
+    const auto [look, is_new] = looks_.try_emplace(wanted);
     look->second.insert(look->second.end(), waiters.begin(), waiters.end());
     is_first = is_new;
   }
-  if (is_first) context_.PostIo(name.first, [this, name] { Look(name); });
+  if (!is_first) return;
+  context_.PostIo(wanted.first.first, [this, wanted] { Look(wanted); });
 }
 
-void Samplers::Look(const SamplerName& name) {
+void Samplers::Look(const Wanted& wanted) {
+  const SamplerName& name = wanted.first;
   Waiters waiters;
   {
     MutexLock lock(&mu_);
-    waiters = std::move(looks_.extract(name).mapped());
-    looking_ = {name, waiters};
+    waiters = std::move(looks_.extract(wanted).mapped());
+    looking_ = {wanted, waiters};
   }
   const Sighting seen = {.at = SteadyNow(),
                          .changes = context_.files.changes()};
@@ -133,8 +152,8 @@ void Samplers::Look(const SamplerName& name) {
     looking_ = {};
   }
   context_.dispatcher.Post(
-      [this, name, seen, waiters, info](const absl::Status& open) {
-        open.ok() ? Settle(name, seen, info, waiters) : Fail(waiters, open);
+      [this, wanted, seen, waiters, info](const absl::Status& open) {
+        open.ok() ? Settle(wanted, seen, info, waiters) : Fail(waiters, open);
       });
 }
 
@@ -146,44 +165,51 @@ void Samplers::GoOn() {
     if (!waits || context_.state == nullptr || context_.state->answers()) {
       return;
     }
-    const auto add = [&](const SamplerName& name, Waiters& waiters)
+    const auto add = [&](const Wanted& wanted, Waiters& waiters)
                          ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
-                           const auto key = Kept(name);
+                           const auto key = Kept(wanted);
                            if (!key) return;
                            ready.emplace_back(*key, std::exchange(waiters, {}));
                          };
-    for (auto& [name, waiters] : looks_) add(name, waiters);
+    for (auto& [wanted, waiters] : looks_) add(wanted, waiters);
     add(looking_.first, looking_.second);
   }
   for (const auto& [key, waiters] : ready) SubmitAll(key, waiters);
 }
 
-void Samplers::Settle(const SamplerName& name, const Sighting& seen,
+void Samplers::Settle(const Wanted& wanted, const Sighting& seen,
                       const absl::StatusOr<CheckpointInfo>& info,
                       const Waiters& waiters) {
-  if (IsStoreAway(context_, info.status())) return WaitForStore(name, waiters);
+  const SamplerName& name = wanted.first;
+  if (IsStoreAway(context_, info.status())) {
+    return WaitForStore(wanted, waiters);
+  }
   if (!info.ok()) {
     if (absl::IsNotFound(info.status())) Retire(name, absl::InfinitePast());
-    return Fail(waiters, OfSample(info.status()));
+    return Refuse(waiters, info.status());
+  }
+  if (!Fits(wanted.second, info->created_at)) {
+    return Refuse(waiters, Overwritten(info->created_at));
   }
   bool made = false;
   const absl::StatusOr<AdapterKey> key = Keep(name, seen, *info, &made);
-  if (!key.ok()) return Fail(waiters, key.status());
+  if (!key.ok()) return Refuse(waiters, key.status());
   SubmitAll(*key, waiters, made);
 }
 
-void Samplers::WaitForStore(const SamplerName& name, const Waiters& waiters) {
+void Samplers::WaitForStore(const Wanted& wanted, const Waiters& waiters) {
   std::optional<AdapterKey> key;
   {
     MutexLock lock(&mu_);
-    key = Kept(name);
+    key = Kept(wanted);
   }
   if (key) {
     return SubmitAll(*key, waiters);
   }
-  context_.when_store_answers([this, name, waiters](const absl::Status& open) {
-    open.ok() ? WaitForLook(name, waiters) : Fail(waiters, open);
-  });
+  context_.when_store_answers(
+      [this, wanted, waiters](const absl::Status& open) {
+        open.ok() ? WaitForLook(wanted, waiters) : Fail(waiters, open);
+      });
 }
 
 void Samplers::SubmitAll(AdapterKey key, const Waiters& waiters, bool made) {
@@ -254,6 +280,12 @@ void Samplers::Fail(const Waiters& waiters, const absl::Status& status) {
     }
     context_.Reply(waiter->done, status);
     waiter->hold.reset();
+  }
+}
+
+void Samplers::Refuse(const Waiters& waiters, const absl::Status& status) {
+  for (const WaiterPtr& waiter : waiters) {
+    Fail({waiter}, OfField(waiter->field, status));
   }
 }
 

@@ -9,7 +9,8 @@
 // whether it is there, and whether it is the one that is kept. Samples that
 // come before a look begins share it, and none is needed for a second after
 // one, unless this process has changed checkpoints since. While the store does
-// not answer, what is kept serves as it was seen last.
+// not answer, what is kept serves as it was seen last. A sample that wants the
+// checkpoint of a certain time is refused if it was overwritten since.
 #ifndef WEFT_SRC_ENGINE_SAMPLERS_SAMPLERS_H_
 #define WEFT_SRC_ENGINE_SAMPLERS_SAMPLERS_H_
 
@@ -24,12 +25,14 @@
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "absl/time/time.h"
 #include "src/base/observe/metrics.h"
 #include "src/base/threads/mutex.h"
 #include "src/engine/adapters/adapter_manager.h"
 #include "src/engine/engine_context.h"
 #include "src/engine/samplers/sampler_table.h"
 #include "src/request/checkpoint.h"
+#include "src/request/field_names.h"
 #include "src/request/reply.h"
 #include "src/request/sample.h"
 
@@ -53,8 +56,12 @@ class Samplers {
   void GoOn() ABSL_LOCKS_EXCLUDED(mu_);
 
  private:
+  // What a sample is from: the name, and SampleRequest::checkpoint_created_at.
+  using Wanted = std::pair<SamplerName, absl::Time>;
+
   // A sample until the dispatcher has it. mu_ guards what follows `hold`.
   struct Waiter {
+    const std::string field = NameOfField("checkpoint");  // In errors.
     SampleRequest request;
     std::function<void(SampleDelta)> on_delta;
     Callback<SampleResult> done;
@@ -68,14 +75,14 @@ class Samplers {
 
   // Any thread may call the methods below.
 
-  // Returns the sampler that is kept and has not expired.
-  std::optional<AdapterKey> Kept(const SamplerName& name)
+  // Returns the sampler that is wanted, if it is kept and has not expired.
+  std::optional<AdapterKey> Kept(const Wanted& wanted)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Returns the sampler that needs no look, and counts a use of it.
-  std::optional<AdapterKey> UseSeen(const SamplerName& name)
+  std::optional<AdapterKey> UseSeen(const Wanted& wanted)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
-  // Adds to those who wait for the next look of the name, and has it made.
-  void WaitForLook(const SamplerName& name, const Waiters& waiters)
+  // Adds to those who wait for the next look, and has it made.
+  void WaitForLook(const Wanted& wanted, const Waiters& waiters)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Gives the sample to the dispatcher. REQUIRES: a use of `key` is counted.
   CancelHandle Submit(AdapterKey key, bool before_drain, SampleRequest request,
@@ -85,18 +92,21 @@ class Samplers {
   void Cancel(const WaiterPtr& waiter) ABSL_LOCKS_EXCLUDED(mu_);
   void Fail(const Waiters& waiters, const absl::Status& status)
       ABSL_LOCKS_EXCLUDED(mu_);
+  // Fails the samples with an error of their checkpoint.
+  void Refuse(const Waiters& waiters, const absl::Status& status)
+      ABSL_LOCKS_EXCLUDED(mu_);
 
   // Looks at the checkpoint, on the I/O thread.
-  void Look(const SamplerName& name) ABSL_LOCKS_EXCLUDED(mu_);
+  void Look(const Wanted& wanted) ABSL_LOCKS_EXCLUDED(mu_);
 
   // The engine thread calls the methods below.
 
   // Goes on after a look that gave `info`.
-  void Settle(const SamplerName& name, const Sighting& seen,
+  void Settle(const Wanted& wanted, const Sighting& seen,
               const absl::StatusOr<CheckpointInfo>& info,
               const Waiters& waiters) ABSL_LOCKS_EXCLUDED(mu_);
   // Lets the samples wait for the store, unless the checkpoint is kept.
-  void WaitForStore(const SamplerName& name, const Waiters& waiters)
+  void WaitForStore(const Wanted& wanted, const Waiters& waiters)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Gives the dispatcher the samples that were not cancelled. `key` is in the
   // table; it was `made` for them.
@@ -125,9 +135,9 @@ class Samplers {
   Mutex mu_;
   SamplerTable table_ ABSL_GUARDED_BY(mu_);
   // Those who wait for a look that has not begun.
-  std::map<SamplerName, Waiters> looks_ ABSL_GUARDED_BY(mu_);
+  std::map<Wanted, Waiters> looks_ ABSL_GUARDED_BY(mu_);
   // Those who wait for the look that runs now.
-  std::pair<SamplerName, Waiters> looking_ ABSL_GUARDED_BY(mu_);
+  std::pair<Wanted, Waiters> looking_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace weft::engine

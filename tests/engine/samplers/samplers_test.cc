@@ -11,6 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "src/request/field_names.h"
 #include "tests/engine/engine_fixture.h"
 #include "tests/support/status_matchers.h"
 
@@ -73,6 +74,26 @@ class SamplersTest : public weft::testing::EngineFixture {
 
   Result From(const std::string& id, const std::string& name) {
     return Begin(RequestOf(id, name)).get();
+  }
+  // Samples from the checkpoint of this time, for a client who has another name
+  // for the field.
+  Result FromThatOf(absl::Time created_at, const std::string& id,
+                    const std::string& name) {
+    constexpr FieldName kNames[] = {{"checkpoint", "model_path"}};
+    const FieldNameScope scope(kNames);
+    SampleRequest request = RequestOf(id, name);
+    request.checkpoint_created_at =
+        absl::FromUnixNanos(absl::ToUnixNanos(created_at));
+    return Begin(std::move(request)).get();
+  }
+
+  // Returns when the only checkpoint of an adapter was created.
+  absl::Time CreationOf(const std::string& id) {
+    const auto found = Wait<std::vector<CheckpointInfo>>(
+        [&](auto done) { engine_->ListCheckpoints(id, done); });
+    EXPECT_THAT(found, IsOk());
+    EXPECT_EQ(found->size(), 1);
+    return found->front().created_at;
   }
 
   // A sample that uses its checkpoint until it is released. Until then no
@@ -221,6 +242,25 @@ TEST_F(SamplersTest, AnOverwrittenCheckpointIsAnother) {
   ExpectSame(From("a", "c"), expected);
   EXPECT_EQ(Loads(), 2);
   EXPECT_EQ(Kept(), 1);
+}
+
+TEST_F(SamplersTest, ASampleThatWantsWhatWasOverwrittenIsRefused) {
+  ASSERT_THAT(Create("a"), IsOk());
+  const SampleResult old = Save("a", "c");
+  const absl::Time before = CreationOf("a");
+  ExpectSame(FromThatOf(before, "a", "c"), old);
+  Learn("a", 3);
+  const SampleResult expected = Save("a", "c");
+  const absl::Time now = CreationOf("a");
+  ASSERT_LT(before, now);
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_THAT(FromThatOf(before, "a", "c"),
+                IsStatus(kFailedPrecondition,
+                         "model_path: the checkpoint was overwritten at"));
+    ExpectSame(FromThatOf(now, "a", "c"), expected);
+    ExpectSame(From("a", "c"), expected);
+  }
+  EXPECT_EQ(Loads(), 2);
 }
 
 TEST_F(SamplersTest, ARunningSampleKeepsACheckpointThatIsDeleted) {
