@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import grpc
 import pytest
 from conftest import closed_port
 from fastapi.testclient import TestClient
@@ -23,7 +24,6 @@ from weft.openai_front.tinker import TinkerPort
 
 RUN = "0" * 32 + ":train:0"
 PATH = f"tinker://{RUN}/sampler_weights/kept"
-FULL = f"tinker://{RUN}/sampler_weights/full"
 MODELS = [{"model_name": "toy"}, {"model_name": "Qwen/Qwen3-8B"}]
 
 
@@ -39,21 +39,10 @@ class FakeTinker(BaseHTTPRequestHandler):
         kinds = [{**entry, "checkpoint_type": t} for t in ("training", "sampler")]
         return self._answer(200, {"checkpoints": kinds})
 
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert self.path == "/api/v1/weft/lend_adapter"
-        if asked == {"model_path": PATH}:
-            return self._answer(200, {"adapter_id": "mine"})
-        if asked == {"model_path": FULL}:
-            return self._answer(429, {"detail": "no adapter is free"})
-        return self._answer(404, {"detail": "there is no such checkpoint"})
-
     def _answer(self, status: int, body: object) -> None:
         self.keys.append(self.headers["X-API-Key"])
         text = json.dumps(body).encode()
         self.send_response(status)
-        if status == 429:
-            self.send_header("Retry-After", "1")
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         self.wfile.write(text)
@@ -84,6 +73,11 @@ def ask(front: TestClient, model: str, **headers: str) -> Any:
     return front.post("/v1/completions", json=body, headers=headers)
 
 
+def assert_missing(refused: Any) -> None:
+    assert refused.status_code == 404, refused.text
+    assert refused.json()["error"]["code"] == "model_not_found"
+
+
 def test_names_of_the_tinker_api_are_models(
     tinker: str, tokenizer: ModelTokenizer
 ) -> None:
@@ -93,7 +87,6 @@ def test_names_of_the_tinker_api_are_models(
             for model, adapter in (
                 ("toy", ""),
                 ("mine", "mine"),
-                (PATH, "mine"),
                 ("qwen/QWEN3-8B", ""),
                 ("Qwen/Qwen3-8B:peft:4096", ""),
             ):
@@ -101,13 +94,8 @@ def test_names_of_the_tinker_api_are_models(
                 assert reply.status_code == 200, reply.text
                 assert reply.json()["model"] == model
                 assert server.asked[-1].adapter_id == adapter
-            assert web.get(f"/v1/models/{PATH}").json()["id"] == PATH
-            for model in ("Qwen/Qwen3-8", PATH + "x", "tinker://x"):
-                refused = ask(web, model)
-                assert refused.status_code == 404, refused.text
-                assert refused.json()["error"]["code"] == "model_not_found"
-            refused = ask(web, FULL)
-            assert refused.status_code == 429 and refused.headers["Retry-After"] == "1"
+            for model in ("Qwen/Qwen3-8", "tinker://x", "tinker://x/toy"):
+                assert_missing(ask(web, model))
             refused = ask(web, "Qwen/Qwen3-8B:peft:4097")
             assert refused.status_code == 400
             assert "must be in [1, 4096]" in refused.json()["error"]["message"]
@@ -120,29 +108,55 @@ def test_the_key_of_tinker_is_the_token(tinker: str, tokenizer: ModelTokenizer) 
         front = Front(server.target, tokenizer, Security(), TinkerPort(tinker))
         with TestClient(make_app(front, 9999), base_url="http://localhost") as web:
             for key in ("weft_secret", "tml-weft_secret"):
-                reply = ask(web, PATH, Authorization=f"Bearer {key}")
+                header = {"Authorization": f"Bearer {key}"}
+                reply = ask(web, PATH, **header)
                 assert reply.status_code == 200, reply.text
+                assert web.get("/v1/models", headers=header).status_code == 200
                 assert FakeTinker.keys[-1] == "tml-weft_secret"
             refused = ask(web, PATH, Authorization="Bearer sk-x")
             assert refused.status_code == 401
             assert "no token of this server" in refused.json()["error"]["message"]
 
 
-def test_without_the_tinker_api_a_path_is_refused_with_the_way(
-    tokenizer: ModelTokenizer,
-) -> None:
-    with SmallServer() as server, closed_port() as closed:
+def test_a_path_names_a_checkpoint(tokenizer: ModelTokenizer) -> None:
+    """No server of the Tinker API is asked for it."""
+    with SmallServer() as server:
+        server.checkpoints = [("0" * 32 + ".train.0", "sampler_weights.kept")]
         with front_of(server.target, tokenizer) as web:
-            refused = ask(web, PATH)
-            assert refused.status_code == 404
-            assert "--tinker" in refused.json()["error"]["message"]
-            assert ask(web, "toy:peft:1").status_code == 200
+            for kind, prefix in (
+                ("sampler_weights", "sampler_weights."),
+                ("external_weights", "external_weights."),
+                ("weights", ""),
+            ):
+                path = f"tinker://{RUN}/{kind}/a.b"
+                reply = ask(web, path)
+                assert reply.status_code == 200, reply.text
+                assert reply.json()["model"] == path
+                assert server.asked[-1].adapter_id == RUN.replace(":", ".")
+                assert server.asked[-1].checkpoint == f"{prefix}a.b"
+            # A copy is a run of another form.
+            assert ask(web, PATH.replace(":train:0", "")).status_code == 200
+            assert server.asked[-1].adapter_id == "0" * 32
+            shown = web.get(f"/v1/models/{PATH}").json()
+            assert (shown["id"], shown["created"]) == (PATH, 1)
+            assert_missing(web.get(f"/v1/models/{PATH}x"))
+            count = len(server.asked)
+            for bad in ("other/a", "weights", "weights/a/b", "weights/"):
+                assert_missing(ask(web, f"tinker://{RUN}/{bad}"))
+            assert len(server.asked) == count
+            server.refusal = (grpc.StatusCode.NOT_FOUND, "no such checkpoint")
+            assert_missing(ask(web, PATH))
+
+
+def test_a_front_outlives_the_tinker_api(tokenizer: ModelTokenizer) -> None:
+    with SmallServer() as server, closed_port() as closed:
         front = Front(server.target, tokenizer, Security(), TinkerPort(closed))
         with TestClient(make_app(front, 9999), base_url="http://localhost") as web:
-            refused = ask(web, PATH)
+            refused = web.get("/v1/models")
             assert refused.status_code == 503 and refused.headers["Retry-After"]
             assert closed in refused.json()["error"]["message"]
-            assert ask(web, "toy").status_code == 200
+            for model in ("toy", "toy:peft:1", PATH):
+                assert ask(web, model).status_code == 200
 
 
 @pytest.mark.parametrize("prefix", ["/v1", "/oai/api/v1"])
@@ -175,7 +189,8 @@ def test_names_of_the_base_model(model: str, base: bool) -> None:
 
 
 def test_names_that_no_client_of_tinker_has_seen() -> None:
-    for model in (RUN.replace(":", "."), "acme~tinker-sampler.1", "tinker-sampler.1"):
+    run = RUN.replace(":", ".")
+    for model in (run, f"acme~{run}", f"log012{run[6:]}"):
         assert is_of_tinker(model)
     for model in ("mine", "abc.train.1", "tinker"):
         assert not is_of_tinker(model)

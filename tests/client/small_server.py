@@ -20,7 +20,8 @@ class SmallServer(grpc.GenericRpcHandler):
     token: the token that each call must have; None: no call needs one. credentials:
     serves TLS with these. calls: the methods and metadata of the calls so far. A stream
     waits for `begin`, which is set, sends one token and waits for `finish`. asked: the
-    requests for whole samples. refusal: what all samples get, a stream after `begin`.
+    requests for whole samples. checkpoints: adapters and names of those that are
+    listed. refusal: what all samples get, a stream after `begin`.
     draining: what info says. Threads: the fields are for the test's thread, between
     calls.
     """
@@ -35,6 +36,7 @@ class SmallServer(grpc.GenericRpcHandler):
         self.draining = False
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.asked: list[sampling_pb2.SampleRequest] = []
+        self.checkpoints: list[tuple[str, str]] = []
         self.refusal: tuple[grpc.StatusCode, str] | None = None
         self.begin = threading.Event()
         self.begin.set()
@@ -68,6 +70,7 @@ class SmallServer(grpc.GenericRpcHandler):
             "GetInfo": self._info,
             "GetAdapter": self._adapter,
             "ListAdapters": self._adapters,
+            "ListCheckpoints": self._checkpoints,
             "Sample": self._sample,
         }
         bearer = f"Bearer {self.token}"
@@ -113,6 +116,17 @@ class SmallServer(grpc.GenericRpcHandler):
     def _adapters(self, _: bytes) -> bytes:
         found = [adapters_pb2.Adapter(adapter_id="mine")]
         return adapters_pb2.ListAdaptersResponse(adapters=found).SerializeToString()
+
+    def _checkpoints(self, request: bytes) -> bytes:
+        asked = adapters_pb2.ListCheckpointsRequest.FromString(request).adapter_id
+        found = [
+            adapters_pb2.Checkpoint(adapter_id=adapter, name=name, created_at=1.5)
+            for adapter, name in self.checkpoints
+            if adapter == asked
+        ]
+        return adapters_pb2.ListCheckpointsResponse(
+            checkpoints=found
+        ).SerializeToString()
 
     def _sample(self, request: bytes) -> bytes:
         self.asked.append(sampling_pb2.SampleRequest.FromString(request))

@@ -48,7 +48,7 @@ from weft.openai_front.names import (
     model_ids,
 )
 from weft.openai_front.schema import ChatRequest, CompletionRequest, SamplingRequest
-from weft.openai_front.tinker import SCHEME, TinkerPort
+from weft.openai_front.tinker import TinkerPort
 from weft.openai_front.trace import REQUEST_ID, RequestIds
 from weft.retry import NO_RETRY, RetryPolicy
 from weft.types import ALL_THAT_FIT, SampleOptions, ServerInfo
@@ -90,8 +90,9 @@ class Front:
 
     own: the tokenizer to use in place of the server's; None: the server's. security:
     the credentials of all connections. If they have no token, a caller's key that
-    starts with "weft_" is the token. tinker: where the names of the Tinker API come
-    from; None: models have only those of gRPC. Raises what `Security.check` raises.
+    starts with "weft_" is the token. tinker: where further names of the base model and
+    a list of paths come from; None: there are none. Raises what `Security.check`
+    raises.
     """
 
     def __init__(
@@ -205,8 +206,6 @@ class Front:
         NotFound if there is no such model, and Unavailable if the server does not
         answer in time."""
         client = self.client(request)
-        if model.startswith(SCHEME):
-            model = await self._adapter_of(request, model)
         async with self.limit(ANSWER_SECONDS):
             base = (await self.info(request)).model.name
             if model in await self._base_names(request):
@@ -233,25 +232,6 @@ class Front:
                 self._names = await self._tinker.base_names(self._token(request))
             self._names_until = time.monotonic() + NAMES_SECONDS
         return self._names
-
-    async def created(self, request: Request, model: str) -> int:
-        """Returns when the model was created. Raises what `find` raises."""
-        if self._tinker is None or not model.startswith(SCHEME):
-            return await self.find(request, model, find_created)
-        await self.info(request)
-        async with self.limit(ANSWER_SECONDS):
-            paths = await self._tinker.sampler_paths(self._token(request))
-        if model not in paths:
-            raise NotFound(f"the model {model[:300]!r} does not exist")
-        return paths[model]
-
-    async def _adapter_of(self, request: Request, path: str) -> str:
-        if self._tinker is None:
-            raise NotFound(
-                f"the model {path[:300]!r} is one of the Tinker API: start the front "
-                "with --tinker HOST:PORT"
-            )
-        return await self._tinker.adapter_of(self._token(request), path)
 
     async def models(self, request: Request) -> dict[str, int]:
         """Returns the names that the caller may use, with Unix times of creation. With
@@ -344,7 +324,7 @@ def _routes(front: Front) -> APIRouter:
 
     @router.get("/models/{name:path}")
     async def model(name: str, request: Request) -> Json:
-        return _model(name, await front.created(request, name))
+        return _model(name, await front.find(request, name, find_created))
 
     @router.post("/completions")
     async def completions(body: CompletionRequest, request: Request) -> Response:

@@ -27,8 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tinker",
         metavar="HOST:PORT",
-        help="the server's --tinker-listen: models have the names of the Tinker API, "
-        "too, such as tinker:// paths",
+        help="the server's --tinker-listen: the base model has also its names, and "
+        "/v1/models lists tinker:// paths",
     )
     parser.add_argument(
         "--max-body-bytes", type=int, default=4 << 20, help="of a request"

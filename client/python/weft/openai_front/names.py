@@ -1,4 +1,5 @@
-"""Names of models: the base model, ADAPTER, and ADAPTER@SNAPSHOT."""
+"""Names of models: the base model, ADAPTER, ADAPTER@SNAPSHOT, and the Tinker API's
+paths of checkpoints."""
 
 from __future__ import annotations
 
@@ -12,9 +13,12 @@ from weft.errors import InvalidArgument, NotFound
 from weft.routing import is_name, split_model
 from weft.types import ArrayLike, SampleDelta, SampleOptions, SampleResult
 
-# Names of adapters that clients of the Tinker API made, and of those that the front
-# for this API has loaded.
-_OF_TINKER = re.compile(r"([^~]*~)?([0-9a-f]{32}\.train\.|tinker-sampler\.)")
+# Names of adapters that clients of the Tinker API made.
+_OF_TINKER = re.compile(r"([^~]*~)?(log[0-9]{3}|[0-9a-f]{6})[0-9a-f]{26}\.train\.")
+_SCHEME = "tinker://"
+_PATH = re.compile(
+    _SCHEME + r"([A-Za-z0-9~:._-]+)/((?:sampler_|external_)?weights)/([A-Za-z0-9._-]+)"
+)
 # Ends Tinker's names of variants of a model, before the most tokens of a sequence.
 _VARIANT = ":peft:"
 
@@ -30,6 +34,8 @@ def is_base(model: str, names: Iterable[str], context: int) -> bool:
     as a variant, as for the Tinker API. Raises InvalidArgument if the variant has
     longer sequences than the server, which has `context` tokens."""
     plain, variant, number = model.partition(_VARIANT)
+    if model.startswith(_SCHEME):
+        return False
     if not any(f"/{plain}".lower().endswith(f"/{name}".lower()) for name in names):
         return False
     if variant and not (number.isdecimal() and 1 <= int(number[:9]) <= context):
@@ -54,12 +60,23 @@ def _named(model: str) -> Iterator[None]:
         raise _missing(model) from error
 
 
+def _checkpoint(path: str) -> tuple[str, str]:
+    """Returns adapter and name of the checkpoint of a path."""
+    found = _PATH.fullmatch(path)
+    if found is None:
+        raise _missing(path)
+    run, kind, name = found.groups()
+    return run.replace(":train:", ".train."), (
+        name if kind == "weights" else f"{kind}.{name}"
+    )
+
+
 class Weights:
     """The weights that a model name stands for: those of the base model, or an
-    adapter's latest ones, or those of a snapshot.
+    adapter's latest ones, or those of a snapshot or checkpoint.
 
-    The server looks for the snapshot when it samples. So a request need not list the
-    snapshots first.
+    The server looks for the snapshot or checkpoint when it samples. So a request need
+    not list them first.
     """
 
     def __init__(self, sampler: AsyncSampler, snapshot: str | None, model: str) -> None:
@@ -100,20 +117,28 @@ async def model_ids(client: AsyncClient) -> dict[str, int]:
 async def find_weights(client: AsyncClient, base: str, model: str) -> Weights:
     """Returns the weights of a model name. Makes at most one call to the server.
 
-    Raises NotFound if there is no such adapter. If there is no such snapshot, the
-    methods of the weights raise NotFound.
+    Raises NotFound if there is no such adapter. If there is no such snapshot or
+    checkpoint, the methods of the weights raise NotFound.
     """
     if model == base:
         return Weights(client, None, model)
+    if model.startswith(_SCHEME):
+        return Weights(client.checkpoint(*_checkpoint(model)), None, model)
     adapter, snapshot = _split(model)
     return Weights(await _adapter(client, adapter, model), snapshot, model)
 
 
 async def find_created(client: AsyncClient, base: str, model: str) -> int:
-    """Returns the Unix time at which the model's adapter was created; 0 for the base
-    model. Raises NotFound if there is no such model."""
+    """Returns the Unix time at which the model's adapter or checkpoint was created; 0
+    for the base model. Raises NotFound if there is no such model."""
     if model == base:
         return 0
+    if model.startswith(_SCHEME):
+        adapter, name = _checkpoint(model)
+        for one in await client.checkpoints(adapter):
+            if one.name == name:
+                return int(one.created_at)
+        raise _missing(model)
     adapter, snapshot = _split(model)
     handle = await _adapter(client, adapter, model)
     with _named(model):

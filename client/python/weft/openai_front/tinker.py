@@ -1,5 +1,5 @@
-"""Asks for names that only the Tinker API of the same server knows: further names of
-the base model, and tinker:// paths of checkpoints."""
+"""Asks for names that the Tinker API of the same server knows: further names of the
+base model, and tinker:// paths of checkpoints."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from weft.errors import (
 )
 from weft.openai_front.answers import Json
 
-SCHEME = "tinker://"
-# The server may have to load a checkpoint. It answers the rest at once.
-LOAD_SECONDS = 60.0
+ANSWER_SECONDS = 5.0
 
 _ERRORS: dict[int, type[WeftError]] = {
     400: InvalidArgument,
@@ -42,41 +40,27 @@ class TinkerPort:
 
     async def base_names(self, token: str | None) -> list[str]:
         """Returns all names of the base model."""
-        reply = await self._ask(token, "GET", "get_server_capabilities")
+        reply = await self._ask(token, "get_server_capabilities")
         return [model["model_name"] for model in reply["supported_models"]]
 
     async def sampler_paths(self, token: str | None) -> dict[str, int]:
         """Returns the paths of the caller's newest checkpoints for samplers, with Unix
         times of creation."""
-        reply = await self._ask(token, "GET", "checkpoints?limit=1000")
+        reply = await self._ask(token, "checkpoints?limit=1000")
         return {
             entry["tinker_path"]: int(datetime.fromisoformat(entry["time"]).timestamp())
             for entry in reply["checkpoints"]
             if entry["checkpoint_type"] == "sampler"
         }
 
-    async def adapter_of(self, token: str | None, path: str) -> str:
-        """Returns the name of an adapter with the weights of a checkpoint, which the
-        server loads if need be. It stays for at least 15 minutes."""
-        body = {"model_path": path}
-        reply = await self._ask(token, "POST", "weft/lend_adapter", body, LOAD_SECONDS)
-        return str(reply["adapter_id"])
-
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def _ask(
-        self,
-        token: str | None,
-        method: str,
-        path: str,
-        body: object = None,
-        timeout: float = 5.0,
-    ) -> Json:
+    async def _ask(self, token: str | None, path: str) -> Json:
         headers = {"X-API-Key": f"tml-{token or 'any'}"}
         try:
-            reply = await self._client.request(
-                method, path, json=body, headers=headers, timeout=timeout
+            reply = await self._client.get(
+                path, headers=headers, timeout=ANSWER_SECONDS
             )
             answer: Json = reply.json()
         except (httpx.HTTPError, ValueError) as error:
