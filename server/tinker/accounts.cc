@@ -269,6 +269,16 @@ absl::StatusOr<std::pair<int64_t, int64_t>> QueryDay(const Call& call) {
                    absl::ToUnixNanos(absl::FromCivil(day + 1, utc)));
 }
 
+Json EventOf(const Caller& caller, const char* action,
+             const CheckpointPath& path, const char* purpose) {
+  Json details = {{"actor", UserOf(caller)},
+                  {"tinker_path", path.ToString()},
+                  {"model_id", path.run}};
+  if (*purpose != '\0') details["purpose"] = purpose;
+  return {{"event", absl::StrCat("checkpoint_", action)},
+          {"event_details", std::move(details)}};
+}
+
 }  // namespace
 
 void Accounts::Note(const Caller& caller, const char* action,
@@ -278,12 +288,7 @@ void Accounts::Note(const Caller& caller, const char* action,
   int64_t now = absl::ToUnixNanos(absl::Now());
   // Events of one moment need different keys.
   if (!events.empty()) now = std::max(now, events.rbegin()->first + 1);
-  Json details = {{"actor", UserOf(caller)},
-                  {"tinker_path", path.ToString()},
-                  {"model_id", path.run}};
-  if (*purpose != '\0') details["purpose"] = purpose;
-  Json event = {{"event", absl::StrCat("checkpoint_", action)},
-                {"event_details", std::move(details)}};
+  Json event = EventOf(caller, action, path, purpose);
   ledger_.Put(EntryKind::kEvent,
               {.id = EventId(owner, now),
                .fields = {{"owner", owner}, {"nanos", now}, {"event", event}}},
@@ -298,6 +303,17 @@ void Accounts::Note(const Caller& caller, const char* action,
   if (events.size() <= kMaxEvents) return;
   ledger_.Erase(EntryKind::kEvent, EventId(owner, events.begin()->first));
   events.erase(events.begin());
+}
+
+void Accounts::NoteSample(const Caller& caller, const CheckpointPath& path) {
+  const Json event = EventOf(caller, "read", path, "sample");
+  const auto& events = events_[OwnerKey(caller)];
+  const auto recent =
+      events.lower_bound(absl::ToUnixNanos(absl::Now() - absl::Hours(1)));
+  const bool noted = std::any_of(
+      recent, events.end(),
+      [&event](const auto& one) { return one.second.event == event; });
+  if (!noted) Note(caller, "read", path, "sample");
 }
 
 absl::StatusOr<Json> GetAuditLog(Front& front, const Call& call) {

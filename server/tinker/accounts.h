@@ -61,6 +61,9 @@ class Accounts {
   // "copy", "read" or "delete". `purpose` says why it was read; else empty.
   void Note(const Caller& caller, const char* action,
             const CheckpointPath& path, const char* purpose = "");
+  // Notes that a sample without a sampling session has read the checkpoint, at
+  // most once an hour.
+  void NoteSample(const Caller& caller, const CheckpointPath& path);
   // Writes the counts that have changed to the ledger, and forgets old ones.
   void Sweep(absl::Time now);
   // Reads counts and events from the ledger.

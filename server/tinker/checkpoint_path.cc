@@ -29,12 +29,12 @@ const KindNames& NamesOf(CheckpointKind kind) {
   return kKinds[static_cast<size_t>(kind)];
 }
 
-absl::Status BadPath(absl::string_view path) {
-  return BadField("path", absl::StrCat("is ", Quoted(path),
-                                       ", must be "
-                                       "tinker://RUN/KIND/NAME, KIND being "
-                                       "weights, sampler_weights or "
-                                       "external_weights"));
+absl::Status BadPath(absl::string_view field, absl::string_view path) {
+  return BadField(field, absl::StrCat("is ", Quoted(path),
+                                      ", must be "
+                                      "tinker://RUN/KIND/NAME, KIND being "
+                                      "weights, sampler_weights or "
+                                      "external_weights"));
 }
 
 }  // namespace
@@ -84,17 +84,17 @@ absl::StatusOr<CheckpointPath> NameCheckpoint(absl::string_view field,
 }
 
 absl::StatusOr<CheckpointPath> ParseCheckpointPath(
-    const absl::StatusOr<std::string>& path) {
+    const absl::StatusOr<std::string>& path, absl::string_view field) {
   WEFT_RETURN_IF_ERROR(path.status());
   absl::string_view rest = *path;
-  if (!absl::ConsumePrefix(&rest, kPathScheme)) return BadPath(*path);
+  if (!absl::ConsumePrefix(&rest, kPathScheme)) return BadPath(field, *path);
   const std::vector<absl::string_view> parts = absl::StrSplit(rest, '/');
-  if (parts.size() != 3 || parts[0].empty()) return BadPath(*path);
+  if (parts.size() != 3 || parts[0].empty()) return BadPath(field, *path);
   for (const KindNames& names : kKinds) {
     if (parts[1] != names.segment) continue;
-    return NameCheckpoint("path", parts[0], names.kind, parts[2]);
+    return NameCheckpoint(field, parts[0], names.kind, parts[2]);
   }
-  return BadPath(*path);
+  return BadPath(field, *path);
 }
 
 }  // namespace weft::server::tinker

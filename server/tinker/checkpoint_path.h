@@ -34,9 +34,10 @@ struct CheckpointPath {
   const char* SavedBy() const;
 };
 
-// Parses "tinker://RUN/KIND/NAME". Errors: INVALID_ARGUMENT; that of `path`.
+// Parses "tinker://RUN/KIND/NAME". Errors: INVALID_ARGUMENT, whose message
+// calls the path `field`; that of `path`.
 absl::StatusOr<CheckpointPath> ParseCheckpointPath(
-    const absl::StatusOr<std::string>& path);
+    const absl::StatusOr<std::string>& path, absl::string_view field = "path");
 // Makes the path of the checkpoint `name`. Errors: INVALID_ARGUMENT, whose
 // message calls the name `field`. The name of a training checkpoint must not
 // begin with "sampler_weights." or "external_weights.", because PathOfWeft

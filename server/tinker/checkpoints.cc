@@ -4,19 +4,16 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/time.h"
-#include "server/tinker/adapters.h"
 #include "server/tinker/handlers.h"
 #include "server/tinker/optimizers.h"
 #include "server/tinker/sessions.h"
 #include "server/wire/field_checks.h"
 #include "src/base/observe/log.h"
 #include "src/base/status_macros.h"
-#include "src/base/tokens.h"
 #include "weft/v1/adapters.pb.h"
 
 namespace weft::server::tinker {
@@ -60,14 +57,6 @@ absl::StatusOr<int64_t> QueryNumber(const Call& call, const char* name,
     return std::min(value, most);
   }
   return BadField(name, "must be a number that is not negative");
-}
-
-// Returns true if the front loaded the adapter from a checkpoint for sampling.
-// If the caller is an admin, the adapter's name begins with the tenant.
-bool IsSamplerAdapter(absl::string_view adapter) {
-  const size_t separator = adapter.find(kTenantSeparator);
-  if (separator != adapter.npos) adapter.remove_prefix(separator + 1);
-  return absl::StartsWith(adapter, kSamplerAdapterPrefix);
 }
 
 bool Trains(const LoraConfig& config, TargetModule module) {
@@ -300,7 +289,6 @@ std::vector<Run> MakeRuns(const std::vector<AdapterInfo>& adapters,
                           const Checkpoints& checkpoints) {
   std::map<std::string, Run> runs;
   for (const AdapterInfo& info : adapters) {
-    if (IsSamplerAdapter(info.adapter_id)) continue;
     runs[info.adapter_id] = {.adapter = info.adapter_id,
                              .config = info.config,
                              .last_used_at = info.last_used_at};

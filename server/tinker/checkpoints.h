@@ -62,8 +62,7 @@ struct Run {
 };
 
 // Groups adapters and checkpoints into runs. The run that was used last comes
-// first. Leaves out all tenants' adapters that were loaded for sampling
-// (kSamplerAdapterPrefix).
+// first.
 std::vector<Run> MakeRuns(const std::vector<AdapterInfo>& adapters,
                           const Checkpoints& checkpoints);
 

@@ -7,6 +7,7 @@ constexpr FieldName kClientsNames[] = {
     {"adapter_id", "model_id"},
     {"adamw", "adam_params"},
     {"adamw.max_grad_norm", "adam_params.grad_clip_norm"},
+    {"checkpoint", "model_path"},
     {"config.max_tokens", "sampling_params.max_tokens"},
     {"config.rank", "lora_config.rank"},
     {"config.stop", "sampling_params.stop"},

@@ -170,9 +170,6 @@ Handler RunSample;
 // Cancels a sample by the id of its future, which fails if the cancellation
 // comes in time. Does nothing if the sample has ended.
 Answer CancelFuture;
-// Responds with the adapter that has the weights of `model_path` for some time
-// (Adapters::Lend), so that the OpenAI front can name it in its calls of gRPC.
-Handler LendAdapter;
 
 // steps.cc
 

@@ -14,6 +14,7 @@
 #include "server/wire/field_checks.h"
 #include "server/wire/response_conversion.h"
 #include "server/wire/status_conversion.h"
+#include "server/wire/tinker_names.h"
 #include "src/base/status_macros.h"
 #include "src/request/adapter.h"
 #include "weft/v1/adapters.pb.h"

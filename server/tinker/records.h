@@ -3,6 +3,7 @@
 #ifndef WEFT_SERVER_TINKER_RECORDS_H_
 #define WEFT_SERVER_TINKER_RECORDS_H_
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -66,18 +67,20 @@ struct Sampler {
   std::string id;
   std::string owner;
   std::string session;
-  std::string adapter;   // Empty for the base model.
+  std::string adapter;   // Empty for the base model, or with a model_path.
   std::string snapshot;  // Empty: no snapshot, but the current weights.
   // Samples follow the adapter; `snapshot` is released.
   bool in_flight = false;
   std::string model_path;        // Empty if not made from a checkpoint.
+  int64_t created_ns = 0;        // When it was created; 0: at any time.
   absl::Time used;               // The last use, a SteadyNow.
   std::shared_ptr<void> charge;  // Ledger::Charge.
 };
 
 // The fields of a sampling session that the ledger keeps.
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE_WITH_DEFAULT(Sampler, session, adapter,
-                                                snapshot, in_flight, model_path)
+                                                snapshot, in_flight, model_path,
+                                                created_ns)
 
 // A custom loss that a client has uploaded (training.h).
 struct UploadedLoss {

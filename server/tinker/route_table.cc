@@ -57,7 +57,6 @@ constexpr Route kRoutes[] = {
     {"POST", "create_sampling_session", Rpc::kSample, CreateSampler},
     {"GET", "samplers/*", kRead, GetSampler},
     {"POST", "asample", Rpc::kSample, RunSample, kClosed, kLarge},
-    {"POST", "weft/lend_adapter", Rpc::kSample, LendAdapter},
     {"POST", "retrieve_future", kRead, RetrieveFuture},
     {"POST", "cancel_future", Rpc::kSample, CancelFuture},
     {"GET", "training_runs", Rpc::kListCheckpoints, ListRuns},

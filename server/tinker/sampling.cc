@@ -4,9 +4,10 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "server/http/replies.h"
-#include "server/tinker/adapters.h"
 #include "server/tinker/checkpoints.h"
 #include "server/tinker/credentials.h"
 #include "server/tinker/handlers.h"
@@ -18,6 +19,7 @@
 #include "server/wire/field_checks.h"
 #include "server/wire/status_conversion.h"
 #include "src/base/clock.h"
+#include "src/base/sha256.h"
 #include "src/base/status_macros.h"
 #include "weft/v1/adapters.pb.h"
 
@@ -27,17 +29,13 @@ namespace {
 // The memory of a sample besides its request.
 constexpr int64_t kSampleBytes = 1024;
 
-// The adapter of a checkpoint that a sample named itself stays for so long, so
-// that not each of many such samples loads it.
-constexpr absl::Duration kLinger = absl::Minutes(1);
-
 // A client that has been silent for so long is gone. The SDK asks for a result
 // at least every 45 s, and sends a heartbeat every 10 s.
 constexpr absl::Duration kGone = absl::Minutes(2);
 
 // Returns the sampling session that the body names. If the body names none,
 // returns a temporary session for this request only: of the base model, or of a
-// checkpoint, whose adapter is not set.
+// checkpoint.
 absl::StatusOr<Sampler> ReadSampler(Front& front, const Call& call) {
   WEFT_ASSIGN_OR_RETURN(const std::string id,
                         Text(call.body, "sampling_session_id", ""));
@@ -97,21 +95,65 @@ UsageCounts UsageOf(int64_t prompt, const SampleResult& result) {
   return counts;
 }
 
+// Says in the request what to sample from. Errors: those of
+// ParseCheckpointPath.
+absl::Status SetSource(const Sampler& sampler, v1::SampleRequest* request) {
+  if (sampler.model_path.empty()) {
+    request->set_adapter_id(sampler.adapter);
+    request->set_in_flight(sampler.in_flight);
+    if (!sampler.in_flight) request->set_snapshot(sampler.snapshot);
+    return absl::OkStatus();
+  }
+  WEFT_ASSIGN_OR_RETURN(const CheckpointPath path,
+                        ParseCheckpointPath(sampler.model_path, "model_path"));
+  request->set_adapter_id(AdapterOfModel(path.run));
+  request->set_checkpoint(path.WeftName());
+  return absl::OkStatus();
+}
+
+// Ends the future of a sample that failed. A client whose future is dropped
+// sends the sample again.
+void GiveUp(Front& front, const std::string& id, const absl::Status& failed) {
+  if (RetryMillis(failed).has_value()) {
+    front.futures.Drop(id);
+  } else {
+    front.futures.Finish(id, FutureResult::Failed(failed));
+  }
+}
+
+// Returns what ends the future `id` of a sample.
+Callback<SampleResult> EndOf(Front& front, const Caller& caller,
+                             const Sampler& sampler, const std::string& id,
+                             const TranslatedSample& sample) {
+  return [&front, caller, sampler, id, format = sample.format,
+          prompt = sample.request.prompt_size()](
+             const absl::StatusOr<SampleResult>& result) {
+    const std::optional<RunningSample> ended = front.running.Take(id);
+    if (!result.ok() && ended && ended->unwanted) return front.futures.Drop(id);
+    if (!result.ok()) return GiveUp(front, id, result.status());
+    front.accounts.Count(OwnerKey(caller), sampler.session,
+                         UsageOf(prompt, *result));
+    if (sampler.session.empty() && !sampler.model_path.empty()) {
+      front.accounts.NoteSample(caller,
+                                *ParseCheckpointPath(sampler.model_path));
+    }
+    front.futures.Finish(
+        id, FutureResult{SampleOutput(*result, format), SampleOutputJson});
+  };
+}
+
 // Translates the request and gives it to the engine. `id` is the id of the
-// future. Runs `end` when the sample ends. If StartSample returns an error, the
-// caller must finish or drop the future, and `end` does not run.
+// future. If StartSample returns an error, the caller must finish or drop the
+// future.
 absl::Status StartSample(Front& front, const CallPtr& call,
-                         const Sampler& sampler, const std::string& id,
-                         const std::function<void()>& end) {
+                         const Sampler& sampler, const std::string& id) {
   WEFT_ASSIGN_OR_RETURN(const engine::Engine* const engine,
                         front.port.engine());
   WEFT_RETURN_IF_ERROR(front.CheckOffered(call->body));
   WEFT_ASSIGN_OR_RETURN(TranslatedSample sample, TranslateSample(call->body));
-  sample.request.set_adapter_id(sampler.adapter);
+  WEFT_RETURN_IF_ERROR(SetSource(sampler, &sample.request));
   // Without records the client's own values serve.
   if (!engine->info().keeps_sample_records) sample.request.clear_record();
-  sample.request.set_in_flight(sampler.in_flight);
-  if (!sampler.in_flight) sample.request.set_snapshot(sampler.snapshot);
   // The message becomes a plain request, and `format` stays beside it.
   const auto bytes =
       static_cast<int64_t>(sample.request.SpaceUsedLong() +
@@ -124,64 +166,59 @@ absl::Status StartSample(Front& front, const CallPtr& call,
                                                 /*beside=*/0, /*ahead=*/0));
   const absl::Status refused = front.port.CallWith<SampleResult>(
       origin, Rpc::kSample, sample.request,
-      [&front, id, owner = call->owner()](engine::Engine& port,
-                                          SampleRequest plain, auto then) {
+      [&front, id, owner = call->owner(), created_ns = sampler.created_ns](
+          engine::Engine& port, SampleRequest plain, auto then) {
         // RespondSamplePromise names the sequences by the future.
         if (!plain.record.empty()) plain.record = id;
+        if (created_ns != 0) {
+          plain.checkpoint_created_at = absl::FromUnixNanos(created_ns);
+        }
         CancelHandle cancel =
             port.Sample(std::move(plain), nullptr, std::move(then));
         front.running.Add(id, {.owner = owner, .cancel = std::move(cancel)});
       },
-      [&front, id, end, format = sample.format,
-       prompt = sample.request.prompt_size(), owner = call->owner(),
-       session = sampler.session](const absl::StatusOr<SampleResult>& result) {
-        end();
-        const std::optional<RunningSample> ended = front.running.Take(id);
-        if (!result.ok() && ended && ended->unwanted) {
-          return front.futures.Drop(id);
-        }
-        if (result.ok()) {
-          front.accounts.Count(owner, session, UsageOf(prompt, *result));
-        }
-        front.futures.Finish(
-            id, result.ok() ? FutureResult{SampleOutput(*result, format),
-                                           SampleOutputJson}
-                            : FutureResult::Failed(result.status()));
-      });
+      EndOf(front, call->caller, sampler, id, sample));
   if (!refused.ok()) front.running.Take(id);
   return refused;
 }
 
-// Ends the future of a sample that could not start. A client whose future is
-// dropped sends the sample again.
-void GiveUp(Front& front, const std::string& id, const absl::Status& refused) {
-  if (RetryMillis(refused).has_value()) {
-    front.futures.Drop(id);
-  } else {
-    front.futures.Finish(id, FutureResult::Failed(refused));
-  }
+// Returns whether an earlier version gave this name to an adapter that it had
+// loaded from the checkpoint.
+bool IsAdapterOf(const CheckpointInfo& info, absl::string_view adapter) {
+  const std::string key = absl::StrCat(info.adapter_id, "/", info.name, "@",
+                                       absl::ToUnixNanos(info.created_at));
+  return absl::StartsWith(
+      adapter,
+      absl::StrCat("tinker-sampler.",
+                   absl::BytesToHexString(Sha256(key).substr(0, 16)), "."));
 }
 
-// Does what StartSample does, from the checkpoint `sampler.model_path`, which
-// it loads if no adapter has it. Errors: as StartSample.
-absl::Status StartFromPath(Front& front, const CallPtr& call,
-                           const Sampler& sampler, const std::string& id) {
-  const auto start = [&front, call, sampler,
-                      id](const absl::StatusOr<std::string>& used) {
-    if (!used.ok()) return GiveUp(front, id, used.status());
-    const auto leave = [&front, caller = call->caller, adapter = *used] {
-      front.after(kLinger, [&front, caller, adapter] {
-        front.adapters.Leave(caller, adapter);
-      });
-    };
-    Sampler loaded = sampler;
-    loaded.adapter = *used;
-    const absl::Status refused = StartSample(front, call, loaded, id, leave);
-    if (refused.ok()) return;
-    leave();
-    GiveUp(front, id, refused);
+// Does what StartSample does for a sampling session that an earlier version
+// made. Then the session knows when its checkpoint was created.
+absl::Status StartOldSample(Front& front, const CallPtr& call,
+                            const Sampler& sampler, const std::string& id) {
+  WEFT_ASSIGN_OR_RETURN(const CheckpointPath path,
+                        ParseCheckpointPath(sampler.model_path, "model_path"));
+  const auto start = [&front, call, id](Sampler* known,
+                                        const CheckpointInfo& info) {
+    if (known == nullptr) return absl::NotFoundError("the session has ended");
+    if (!IsAdapterOf(info, known->adapter)) {
+      return absl::FailedPreconditionError(
+          "model_path: the checkpoint was overwritten, and its old weights are "
+          "gone: make a new sampling session to sample from the new ones");
+    }
+    known->adapter.clear();
+    known->created_ns = absl::ToUnixNanos(info.created_at);
+    return StartSample(front, call, *known, id);
   };
-  return front.adapters.Use(call, sampler.model_path, /*note=*/false, start);
+  return FindCheckpoint(front, call, path,
+                        [&front, start, id, of = sampler.id](
+                            const absl::StatusOr<CheckpointInfo>& info) {
+                          const absl::Status refused =
+                              info.ok() ? start(front.samplers.Find(of), *info)
+                                        : info.status();
+                          if (!refused.ok()) GiveUp(front, id, refused);
+                        });
 }
 
 }  // namespace
@@ -198,10 +235,10 @@ absl::Status RunSample(Front& front, const CallPtr& call,
   WEFT_ASSIGN_OR_RETURN(const std::string number, NumberOf(*call, sampler));
   const std::string id = absl::StrCat(sampler.id, ":", number);
   if (front.futures.Open(id, call->owner(), Scope::kSample)) {
-    const absl::Status refused =
-        sampler.adapter.empty() && !sampler.model_path.empty()
-            ? StartFromPath(front, call, sampler, id)
-            : StartSample(front, call, sampler, id, [] {});
+    const bool is_old = !sampler.model_path.empty() && !sampler.adapter.empty();
+    const absl::Status refused = is_old
+                                     ? StartOldSample(front, call, sampler, id)
+                                     : StartSample(front, call, sampler, id);
     if (!refused.ok()) {
       GiveUp(front, id, refused);
       if (RetryMillis(refused).has_value()) return refused;
@@ -209,15 +246,6 @@ absl::Status RunSample(Front& front, const CallPtr& call,
   }
   RespondSamplePromise(id, num_samples, respond);
   return absl::OkStatus();
-}
-
-absl::Status LendAdapter(Front& front, const CallPtr& call,
-                         const Respond& respond) {
-  WEFT_ASSIGN_OR_RETURN(const std::string path, Text(call->body, "model_path"));
-  return front.adapters.Lend(call, path,
-                             ReplyWith(respond, [](const std::string& adapter) {
-                               return Json{{"adapter_id", adapter}};
-                             }));
 }
 
 absl::StatusOr<Json> CancelFuture(Front& front, const Call& call) {
@@ -275,6 +303,17 @@ void Keep(Front& front, const Sampler& sampler, const Callback<bool>& done) {
                      entry->used = SteadyNow();
                      done(added);
                    });
+}
+
+// Keeps a sampler that a client has asked for, and responds. Runs `note` if no
+// equal call has.
+void KeepMade(Front& front, const Sampler& sampler, const Respond& respond,
+              const std::function<void()>& note) {
+  Keep(front, sampler,
+       IfOk(respond, [id = sampler.id, respond, note](bool added) {
+         if (added) note();
+         RespondSampler(id, respond);
+       }));
 }
 
 void Forget(Front& front, const std::string& id) {
@@ -416,26 +455,22 @@ absl::Status CreateSampler(Front& front, const CallPtr& call,
   WEFT_ASSIGN_OR_RETURN(
       sampler.charge,
       front.ledger.Charge(sampler.owner, sampler.model_path.size()));
-  const auto keep = [&front, call, sampler,
-                     respond](const std::string& adapter) {
-    Sampler made = sampler;
-    made.adapter = adapter;
-    Keep(front, made,
-         [&front, call, made, respond](const absl::StatusOr<bool>& added) {
-           if (!added.value_or(false)) {
-             front.adapters.Leave(call->caller, made.adapter);
-           }
-           if (!added.ok()) return Fail(respond, added.status());
-           RespondSampler(made.id, respond);
-         });
-  };
-  if (!sampler.model_path.empty()) {
-    return front.adapters.Use(call, sampler.model_path, /*note=*/true,
-                              IfOk(respond, keep));
+  if (sampler.model_path.empty()) {
+    WEFT_RETURN_IF_ERROR(CheckBaseModel(front, Text(call->body, "base_model")));
+    KeepMade(front, sampler, respond, [] {});
+    return absl::OkStatus();
   }
-  WEFT_RETURN_IF_ERROR(CheckBaseModel(front, Text(call->body, "base_model")));
-  keep(/*adapter=*/"");
-  return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(const CheckpointPath path,
+                        ParseCheckpointPath(sampler.model_path, "model_path"));
+  const auto keep = [&front, caller = call->caller, sampler, path,
+                     respond](const CheckpointInfo& info) {
+    Sampler made = sampler;
+    made.created_ns = absl::ToUnixNanos(info.created_at);
+    KeepMade(front, made, respond, [&front, caller, path] {
+      front.accounts.Note(caller, "read", path, "sample");
+    });
+  };
+  return FindCheckpoint(front, call, path, IfOk(respond, keep));
 }
 
 absl::Status GetSampler(Front& front, const CallPtr& call,
@@ -466,10 +501,7 @@ absl::Status GetSampler(Front& front, const CallPtr& call,
 
 void DropSamplersOf(Front& front, const std::string& session) {
   for (const std::string& id : front.samplers.OfSession(session)) {
-    const Sampler sampler = *front.samplers.Find(id);
     Forget(front, id);
-    if (sampler.model_path.empty()) continue;
-    front.adapters.Leave(front.CallerOf(session), sampler.adapter);
   }
 }
 
@@ -494,8 +526,9 @@ void RestoreSamplers(Front& front) {
     sampler.owner = OwnerKey(caller);
     sampler.charge =
         front.ledger.ChargeIfRoom(sampler.owner, sampler.model_path.size());
-    if (!sampler.model_path.empty()) {
-      front.adapters.Have(caller, sampler.adapter);
+    // An earlier version had loaded the checkpoint into an adapter.
+    if (!sampler.model_path.empty() && !sampler.adapter.empty()) {
+      front.adapters.Delete(caller, sampler.adapter);
     }
     front.samplers.Add(entry.id, std::move(sampler));
   }

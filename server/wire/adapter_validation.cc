@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <limits>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "server/wire/adapter_fields.h"
@@ -150,7 +149,7 @@ absl::StatusOr<MoveAdapterRequest> Validate(
   // An admin names adapters of tenants as TENANT~ID.
   const absl::string_view name =
       absl::string_view(id).substr(id.find(kTenantSeparator) + 1);
-  if (IsModelAdapter(name) || absl::StartsWith(name, kSamplerAdapterPrefix)) {
+  if (IsModelAdapter(name)) {
     return absl::UnimplementedError(absl::StrCat(
         "adapter_id: '", id,
         "' belongs to a session of the Tinker API, which cannot move yet"));

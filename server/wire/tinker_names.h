@@ -9,9 +9,6 @@
 
 namespace weft::server {
 
-// Those that are loaded for sampling begin with this prefix.
-inline constexpr char kSamplerAdapterPrefix[] = "tinker-sampler.";
-
 // Returns whether the adapter is a model: SESSION.train.N, where SESSION has 32
 // characters.
 inline bool IsModelAdapter(absl::string_view adapter_id) {

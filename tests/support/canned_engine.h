@@ -48,7 +48,8 @@ class CannedEngine final : public engine::Engine {
   // Refuses the next call of this RPC, or of any RPC if the name is empty.
   // Refusals queue, and a call gets the first refusal that fits.
   void FailNext(absl::Status status, std::string rpc = "");
-  // Fails the next step of this RPC that runs.
+  // Fails the next step of this RPC that runs, or the next sample from a
+  // checkpoint.
   void FailNextRun(absl::Status status, std::string rpc);
   // Sets the notes, as if an earlier process had left them.
   void SetNotes(Notes notes);
@@ -179,6 +180,11 @@ class CannedEngine final : public engine::Engine {
   // Keeps the request for last_train and last_optim.
   void Keep(const StepRequest& request);
   static const char* RpcOf(const StepRequest& request);
+
+  // Draws the base model's canned tokens if there is such a checkpoint.
+  void SampleFrom(SampleRequest request,
+                  std::function<void(SampleDelta)> on_delta,
+                  Callback<SampleResult> done);
 
   // The engine thread runs the functions below.
   void Loop();

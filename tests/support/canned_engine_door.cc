@@ -1,5 +1,10 @@
 // CannedEngine's methods that override Engine's. The server's threads call
 // them.
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "src/request/field_names.h"
 #include "tests/support/canned_engine.h"
 
 namespace weft {
@@ -111,8 +116,38 @@ CancelHandle CannedEngine::Sample(SampleRequest request,
     seen_.last_sample = request;
     seen_.last_sample.charge = nullptr;
   }
-  return dispatcher_.samples().Submit(std::move(request), std::move(on_delta),
-                                      Counted(std::move(done)));
+  done = Counted(std::move(done));
+  if (request.checkpoint.empty()) {
+    return dispatcher_.samples().Submit(std::move(request), std::move(on_delta),
+                                        std::move(done));
+  }
+  SampleFrom(std::move(request), std::move(on_delta), std::move(done));
+  return {};
+}
+
+void CannedEngine::SampleFrom(SampleRequest request,
+                              std::function<void(SampleDelta)> on_delta,
+                              Callback<SampleResult> done) {
+  const std::string adapter = std::exchange(request.adapter_id, "");
+  adapters_.ListCheckpoints(
+      adapter,
+      [this, request = std::move(request), field = NameOfField("checkpoint"),
+       on_delta = std::move(on_delta), done = std::move(done)](
+          const absl::StatusOr<std::vector<CheckpointInfo>>& found) {
+        absl::Status failed = found.status();
+        if (failed.ok()) {
+          MutexLock lock(&mu_);
+          failed = Take(run_failures_, "Sample");
+        }
+        if (!failed.ok()) return done(failed);
+        for (const CheckpointInfo& info : *found) {
+          if (info.name != request.checkpoint) continue;
+          dispatcher_.samples().Submit(request, on_delta, done);
+          return;
+        }
+        done(absl::NotFoundError(
+            absl::StrCat(field, ": no checkpoint '", request.checkpoint, "'")));
+      });
 }
 
 void CannedEngine::CreateAdapter(CreateAdapterRequest request,

@@ -121,6 +121,53 @@ def in_flight(base: str) -> dict[str, Any]:
     return {**out, **{name: scores(source) for name, source in sources.items()}}
 
 
+def from_checkpoints(base: str) -> dict[str, Any]:
+    """Samples with 40 clients from two checkpoints, and one that is overwritten."""
+    service, client = new_client(base)
+
+    def step() -> None:
+        client.forward_backward([datum(weights=[1.0] * 7)], "cross_entropy").result()
+        client.optim_step(types.AdamParams(learning_rate=1e-2)).result()
+
+    def begin(source: Any) -> Any:
+        return source.sample(prompt(TOKENS[:4]), 1, GREEDY)
+
+    def bits(future: Any) -> list[Any]:
+        sequence = future.result().sequences[0]
+        return [list(map(int, sequence.tokens)), list(map(float, sequence.logprobs))]
+
+    def of_model() -> list[Any]:
+        return bits(begin(client.save_weights_and_get_sampling_client()))
+
+    def of_path(path: str) -> Any:
+        return service.create_sampling_client(model_path=path)
+
+    models, paths = [], []
+    for name in ("first", "second"):
+        step()
+        models.append(of_model())
+        paths.append(client.save_weights_for_sampler(name).result().path)
+    samplers = [[of_path(path) for path in paths] for _ in range(20)]
+    drawn = [[begin(sampler) for sampler in pair] for pair in samplers]
+    kept = client.save_state("kept").result().path
+    old = of_path(kept)
+    before = bits(begin(old))
+    step()
+    client.save_state("kept", overwrite=True).result()
+    try:
+        failure = str(bits(begin(old)))
+    except tinker.RequestFailedError as error:
+        failure = f"{error.category}: {error}"
+    return {
+        "models": models,
+        "paths": [[bits(future) for future in pair] for pair in drawn],
+        "before": before,
+        "failure": failure,
+        "latest": of_model(),
+        "after": bits(begin(of_path(kept))),
+    }
+
+
 def tensor(data: types.TensorData) -> Any:
     return data.to_numpy().tolist()
 

@@ -27,7 +27,7 @@ from sdk_parts import (
     sampled_datum,
 )
 from sdk_restarts import calm, crowd, dimuon, quiet, survive
-from sdk_sampling import in_flight, prompt_scores, sample
+from sdk_sampling import from_checkpoints, in_flight, prompt_scores, sample
 from tinker import types
 
 
@@ -202,6 +202,7 @@ PROGRAMS: dict[str, Callable[[str], dict[str, Any]]] = {
         custom_on_server,
         sample,
         in_flight,
+        from_checkpoints,
         prompt_scores,
         accounts,
         checkpoints,

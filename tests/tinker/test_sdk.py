@@ -10,6 +10,7 @@ import tarfile
 import time
 import urllib.request
 from email.utils import parsedate_to_datetime
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -232,6 +233,23 @@ def test_clients_in_flight_follow_the_weights(server: TinkerDaemon) -> None:
     for name in ("first", "second"):
         np.testing.assert_allclose(out[name], out["end"], atol=1e-4)
     assert max(np.abs(np.subtract(out["end"], out["start"]))) > 0.1
+
+
+def test_sampling_clients_of_checkpoints_take_no_adapter(
+    server: TinkerDaemon, tmp_path: Path
+) -> None:
+    """The server has room for one adapter, and keeps one checkpoint at a time."""
+    flags = ("--max-adapters", "1", "--sampler-cache-adapters", "1")
+    with TinkerDaemon(tmp_path, *flags) as small:
+        out = small.run("from_checkpoints")
+        with small.server.client() as client:
+            assert len(client.adapters()) == 1
+    assert out["models"][0] != out["models"][1]
+    assert out["paths"] == [out["models"]] * 20
+    # An older client never draws from newer weights.
+    assert out["before"] == out["models"][1] != out["latest"] == out["after"]
+    assert "user" in out["failure"].lower(), out["failure"]
+    assert "model_path: the checkpoint was overwritten at" in out["failure"]
 
 
 def test_scores_and_draws_of_a_prompt(server: TinkerDaemon) -> None:

@@ -30,7 +30,6 @@ namespace weft::server::tinker {
 namespace {
 
 using ::testing::ElementsAre;
-using ::testing::UnorderedElementsAre;
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
 std::string Zstd(const std::string& text) {
@@ -418,21 +417,10 @@ TEST(TinkerCheckpointPathTest, RefusesPathsThatLeaveTheirFolder) {
        {"tinker://run/weights/..", "tinker://run/weights/a/b", "run/weights/a",
         "tinker:///weights/a", "tinker://run/other/a", "tinker://run/weights/",
         "tinker://run/weights/sampler_weights.a", "tinker://run", ""}) {
-    EXPECT_THAT(ParseCheckpointPath(text), IsStatus(kInvalid, "path")) << text;
+    EXPECT_THAT(ParseCheckpointPath(text, "model_path"),
+                IsStatus(kInvalid, "model_path"))
+        << text;
   }
-}
-
-TEST(TinkerRunsTest, LeavesOutTheSamplingAdaptersOfEveryTenant) {
-  std::vector<AdapterInfo> adapters;
-  for (const char* name : {"tinker-sampler.1", "a~tinker-sampler.2", "mine",
-                           "a~mine", "a~not-a-tinker-sampler.3"}) {
-    adapters.emplace_back().adapter_id = name;
-  }
-  std::vector<std::string> runs;
-  for (const tinker::Run& run : MakeRuns(adapters, {}))
-    runs.push_back(run.adapter);
-  EXPECT_THAT(
-      runs, UnorderedElementsAre("mine", "a~mine", "a~not-a-tinker-sampler.3"));
 }
 
 }  // namespace

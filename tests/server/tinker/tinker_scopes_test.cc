@@ -68,7 +68,6 @@ constexpr Row kRows[] = {
     {"POST", "create_sampling_session", kSample, 400},
     {"GET", "samplers/none", kRead, 404},
     {"POST", "asample", kSample, 400},
-    {"POST", "weft/lend_adapter", kSample, 400},
     {"POST", "retrieve_future", kRead, 400},
     {"POST", "cancel_future", kSample, 400},
     {"GET", "training_runs", kRead, 200},

@@ -244,13 +244,10 @@ TEST(RefusalTest, NamesOfEveryOtherMessage) {
       {{"clear adapter_id", "adapter_id is required"},
        {"adapter_id = '..'", "adapter_id is \"..\""},
        {"log = 4294967295", "log is 4294967295, must be in [0, 2147483647]"}});
-  for (const std::string& name :
-       {session + ".train.0", std::string("tinker-sampler.1")}) {
-    v1::MoveAdapterRequest request;
-    request.set_adapter_id(name);
-    EXPECT_THAT(Validate(request, Limits()),
-                IsStatus(absl::StatusCode::kUnimplemented, "Tinker"));
-  }
+  v1::MoveAdapterRequest of_tinker;
+  of_tinker.set_adapter_id(session + ".train.0");
+  EXPECT_THAT(Validate(of_tinker, Limits()),
+              IsStatus(absl::StatusCode::kUnimplemented, "Tinker"));
   ExpectRefusals<v1::ListCheckpointsRequest>(
       {}, {{"adapter_id = 'a/b'", "adapter_id is \"a/b\""}});
   ExpectRefusals<v1::ListAdaptersRequest>(
