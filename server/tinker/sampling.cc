@@ -188,9 +188,8 @@ bool IsAdapterOf(const CheckpointInfo& info, absl::string_view adapter) {
   const std::string key = absl::StrCat(info.adapter_id, "/", info.name, "@",
                                        absl::ToUnixNanos(info.created_at));
   return absl::StartsWith(
-      adapter,
-      absl::StrCat("tinker-sampler.",
-                   absl::BytesToHexString(Sha256(key).substr(0, 16)), "."));
+      adapter, absl::StrCat("tinker-sampler.",
+                            absl::BytesToHexString(Sha256(key).substr(0, 16))));
 }
 
 // Does what StartSample does for a sampling session that an earlier version

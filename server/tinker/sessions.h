@@ -111,8 +111,7 @@ void CancelSamples(Front& front, const std::string& prefix);
 // SteadyNow.
 void SweepSamples(Front& front, absl::Time now);
 
-// Forgets the sampling sessions of a session. If a sampling session uses a
-// loaded adapter, calls Adapters::Leave for it.
+// Forgets the sampling sessions of a session.
 void DropSamplersOf(Front& front, const std::string& session);
 
 // Forgets the sampling sessions of a model's snapshots. The snapshots
@@ -120,7 +119,8 @@ void DropSamplersOf(Front& front, const std::string& session);
 void DropSnapshotsOf(Front& front, const Model& model);
 
 // Reads the sampling sessions from the ledger. Drops a sampling session if its
-// session is gone. Call it after RestoreSessions.
+// session is gone. Deletes the adapters that earlier versions loaded for them.
+// Call it after RestoreSessions.
 void RestoreSamplers(Front& front);
 
 }  // namespace weft::server::tinker
