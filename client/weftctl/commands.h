@@ -4,11 +4,13 @@
 #define WEFT_CLIENT_WEFTCTL_COMMANDS_H_
 
 #include <functional>
+#include <memory>
 #include <ostream>
 #include <string>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "client/weft_client.h"
 #include "client/weftctl/arguments.h"
 
@@ -20,6 +22,10 @@ struct Session {
   const Arguments& arguments;
   std::ostream& out;
   std::ostream& err;
+  // Opens a client of another server, with the flags of the command line.
+  std::function<absl::StatusOr<std::unique_ptr<Client>>(
+      const std::string& address)>
+      connect;
   bool json = false;
 };
 
@@ -30,7 +36,8 @@ struct Command {
   std::vector<std::string> words;
   std::vector<FlagSpec> flags;
   bool last_word_optional = false;
-  bool offline = false;  // The command uses files and no server.
+  // The command uses files, or finds its servers itself.
+  bool offline = false;
   // The command shows what the server does, or that it does not answer. So its
   // calls are short and are not repeated.
   bool view = false;
@@ -64,6 +71,7 @@ std::vector<Command> SampleCommands();
 std::vector<Command> WeightsCommands();
 std::vector<Command> StateCommands();
 std::vector<Command> FleetCommands();
+std::vector<Command> BalanceCommands();
 
 }  // namespace weft::client::weftctl
 

@@ -28,7 +28,7 @@ std::vector<Command> AllCommands() {
   for (std::vector<Command> some :
        {ServerCommands(), AdapterCommands(), SampleCommands(),
         CheckpointCommands(), WeightsCommands(), TokenCommands(),
-        StateCommands(), FleetCommands()}) {
+        StateCommands(), FleetCommands(), BalanceCommands()}) {
     std::move(some.begin(), some.end(), std::back_inserter(all));
   }
   return all;
@@ -149,13 +149,13 @@ int Report(const absl::Status& status, const Streams& streams) {
 
 absl::StatusOr<std::unique_ptr<Client>> Connect(const Command& command,
                                                 const Arguments& arguments,
-                                                absl::Duration timeout) {
+                                                absl::Duration timeout,
+                                                const std::string& address) {
   client::ClientOptions options;
   options.timeout = timeout;
   // A person waits, so there are few attempts.
   options.retry.max_attempts = command.view ? 1 : 4;
-  if (command.offline) return Client::Connect(std::move(options));
-  options.target = arguments.GetString("server");
+  options.target = address;
   WEFT_ASSIGN_OR_RETURN(client::Security security, ReadSecurity(arguments));
   options.security = std::move(security);
   return Client::Connect(std::move(options));
@@ -183,12 +183,17 @@ int RunCommand(const Command& command, const std::vector<std::string>& rest,
     return ReportUsage(
         absl::StrCat("--output: '", output, "' is not json or table"), streams);
   }
-  const auto client = Connect(command, *arguments, *timeout);
+  const auto connect = [&](const std::string& address) {
+    return Connect(command, *arguments, *timeout, address);
+  };
+  const auto client = command.offline ? Client::Connect({})
+                                      : connect(arguments->GetString("server"));
   if (!client.ok()) return Report(client.status(), streams);
   const absl::Status status = command.run({.client = **client,
                                            .arguments = *arguments,
                                            .out = streams.out,
                                            .err = streams.err,
+                                           .connect = connect,
                                            .json = output == "json"});
   return Report(status, streams);
 }
