@@ -17,11 +17,17 @@ SERVICE_SECONDS = 60.0
 
 
 class Chaos:
-    """One daemon more than the state has logs, so that each log has one that serves
-    most of the time. The door leads to the owner of log 0."""
+    """More daemons than the state has logs (by default one), so that each log has one
+    that serves most of the time. The door leads to the owner of log 0."""
 
     def __init__(
-        self, fleet: Fleet, logs: int, door: Door, seed: int, *flags: str
+        self,
+        fleet: Fleet,
+        logs: int,
+        door: Door,
+        seed: int,
+        *flags: str,
+        daemons: int = 0,
     ) -> None:
         self._random = random.Random(seed)
         self._door = door
@@ -31,7 +37,7 @@ class Chaos:
         self._fronts: dict[str, str] = {}
         self.events: Counter[str] = Counter()
         self.longest = 0.0  # Seconds in which a log had no daemon that serves.
-        for name in "abcdefgh"[: logs + 1]:
+        for name in "abcdefgh"[: daemons or logs + 1]:
             front = f"127.0.0.1:{daemon_module.free_port()}"
             self._fronts[name] = front
             own = ("--logs", str(logs), "--tinker-listen", front)
@@ -91,8 +97,12 @@ class Chaos:
     def _wait_for_steps(self, steps: Callable[[], int]) -> None:
         self.wait_for_service()
         before = steps()
+        self.wait_until(lambda: steps() != before)
+
+    def wait_until(self, holds: Callable[[], bool]) -> None:
+        """Waits for what clients do, and restarts daemons meanwhile."""
         limit = time.monotonic() + SERVICE_SECONDS
-        while steps() == before:
+        while not holds():
             assert time.monotonic() < limit, "the clients do not go on"
             self.owners()
             time.sleep(0.02)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Kills and freezes daemons under load (test_chaos.py), and shows how far it is:
-#   tests/fleet/chaos.sh --kills 200 --zombies 40 --seed 7 --clients 8
-# Without arguments, the short form of the tests.
+# Kills and freezes daemons under load while adapters move (test_chaos.py), and shows
+# how far it is:
+#   tests/fleet/chaos.sh --logs 3 --daemons 4 --kills 100 --zombies 20 --moves 100
+# Without arguments, the short forms of the tests.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")"

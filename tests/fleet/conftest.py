@@ -31,7 +31,9 @@ from objects import Objects  # noqa: E402
 def pytest_addoption(parser: pytest.Parser) -> None:
     away = "seconds without a store in test_outage.py"
     parser.addoption("--away", default=12.0, type=float, help=away)
-    for name, count in (("kills", 10), ("zombies", 4), ("clients", 8), ("seed", 7)):
+    for name in ("kills", "zombies", "moves", "logs", "daemons"):
+        parser.addoption(f"--{name}", type=int, help="of test_chaos.py")
+    for name, count in (("clients", 8), ("seed", 7)):
         parser.addoption(f"--{name}", default=count, type=int, help="of test_chaos.py")
 
 

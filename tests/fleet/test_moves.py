@@ -1,28 +1,22 @@
 """Adapters move from one log to another while clients train them: no call fails, and
-the weights are those of a run without moves, also when daemons are killed."""
+the weights are those of a run without moves. test_chaos.py also kills daemons."""
 
 from __future__ import annotations
 
-import random
 import statistics
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import stores
-from chaos import Chaos
 from daemon import wait_until
-from door import Door
 from durable import train
 from members import Fleet, run_weftctl
 from stores import Store
 from test_chaos import calm_ends, ends
 from test_directory import moved_to
-from trainers import FLAGS, RETRY, Trainer, running
+from trainers import FLAGS, Trainer, running
 
 import weft
 
@@ -96,79 +90,6 @@ def test_a_client_trains_while_its_adapter_moves(fleet: Fleet, tmp_path: Path) -
         f" a move takes {statistics.median(e - b for b, e in moves):.2f} s"
     )
     assert statistics.median(pauses) < MOST_PAUSE
-
-
-class Mover:
-    """Moves adapters to and fro, as an operator does who repeats what failed."""
-
-    def __init__(self, names: list[str], seed: int) -> None:
-        self._names = names
-        self._random = random.Random(seed)
-        self.ends: Counter[str] = Counter()
-        self.moving = threading.Event()
-
-    def run(self, target: str, done: threading.Event) -> None:
-        with weft.Client(target, timeout=60.0, retry=RETRY) as client:
-            while not done.is_set():
-                name = self._random.choice(self._names)
-                self.moving.set()
-                try:
-                    client.move_adapter(name, self._random.randrange(2))
-                    self.ends["moved"] += 1
-                except weft.WeftError as error:
-                    self.ends[type(error).__name__] += 1
-                self.moving.clear()
-                time.sleep(self._random.uniform(0.0, 0.2))
-
-
-def test_kills_lose_nothing_and_double_nothing(
-    fleet: Fleet, seaweedfs: Store, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    seed = request.config.getoption("--seed")
-    chance = random.Random(seed)
-    trainers = [Trainer(index) for index in range(3)]
-    mover = Mover([trainer.adapter_id for trainer in trainers], seed)
-    done = threading.Event()
-    with Door() as door, ThreadPoolExecutor(1) as pool:
-        flags = [*FLAGS, "--model-name", "toy", "--snapshot-log-bytes", "100000"]
-        chaos = Chaos(fleet, 2, door, seed, *flags)
-        chaos.wait_for_service()
-        with running(chaos.addresses, trainers):
-            wait_until(lambda: min(trainer.rounds for trainer in trainers) > 0)
-            moves = pool.submit(mover.run, chaos.addresses, done)
-            try:
-                for _ in range(request.config.getoption("--kills")):
-                    mover.moving.wait()
-                    time.sleep(chance.uniform(0.0, 0.6))  # Anywhere in a move.
-                    print(chaos.kill(), dict(mover.ends), flush=True)
-                    chaos.wait_for_service()
-                    wait_for_more(lambda: sum(one.steps for one in trainers))
-            finally:
-                done.set()
-                chaos.wait_for_service()
-                moves.result()
-        owners = chaos.wait_for_service()
-        for owner in owners:
-            owner.wait_for("serving")
-            owner.wait_until_restored()
-        with weft.Client(chaos.addresses) as client:
-            for trainer in trainers:
-                trainer.check(client)
-                having = [o for o in owners if o.facts(trainer.adapter_id).code == "OK"]
-                assert len(having) == 1, trainer.adapter_id
-            found = ends(trainers, client, tmp_path / "ends")
-            for trainer in trainers:
-                trainer.check_saves(client)
-        wait_until(lambda: seaweedfs.sizes(fleet.url, "arrivals/") == {})
-    calm = calm_ends(tmp_path / "calm", trainers, None)
-    assert sorted(found) == sorted(calm)
-    assert [name for name in calm if found[name] != calm[name]] == []
-    assert mover.ends["moved"] > 0
-    print(
-        f"{chaos.events['kills']} kills, moves: {dict(mover.ends)},"
-        f" {sum(t.steps for t in trainers)} steps, each once; the slowest round"
-        f" {max(t.slowest for t in trainers):.1f} s"
-    )
 
 
 def test_what_cannot_move_stays_and_says_why(fleet: Fleet, seaweedfs: Store) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ TOKENS = 20
 FLAGS = ("--max-batch-tokens", str(2 * TOKENS - 1))
 SAVE_EVERY = 4  # Rounds.
 CALL_SECONDS = 120.0  # A call is repeated for this long.
+MOVE_SECONDS = 60.0
 # Clients come back soon, so that what strikes next meets them at work.
 RETRY = weft.RetryPolicy(max_delay=0.5)
 
@@ -108,8 +111,31 @@ class Sampler:
         return max(after - before for before, after in pairwise(times))
 
 
+class Mover:
+    """Moves adapters to logs at random, and counts how the moves end."""
+
+    def __init__(self, names: Sequence[str], logs: int, seed: int) -> None:
+        self._names = names
+        self._logs = logs
+        self._random = random.Random(seed)
+        self.ends: Counter[str] = Counter()
+
+    def run(self, target: str, done: threading.Event) -> None:
+        with weft.Client(target, timeout=MOVE_SECONDS, retry=RETRY) as client:
+            while not done.is_set():
+                name = self._random.choice(self._names)
+                try:
+                    client.move_adapter(name, self._random.randrange(self._logs))
+                    self.ends["moved"] += 1
+                except weft.WeftError as error:
+                    self.ends[type(error).__name__] += 1
+                time.sleep(self._random.uniform(0.0, 0.2))
+
+
 @contextmanager
-def running(target: str, workers: Sequence[Trainer | Sampler]) -> Iterator[None]:
+def running(
+    target: str, workers: Sequence[Trainer | Sampler | Mover]
+) -> Iterator[None]:
     """Runs the workers beside what is inside. None of them may fail."""
     done = threading.Event()
     with ThreadPoolExecutor(len(workers)) as pool:
