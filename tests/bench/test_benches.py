@@ -117,6 +117,14 @@ def test_takeover(capsys: Any) -> None:
     assert kill["replay"] > 0 and len(ours["stops"]) == 1 and ours["steps"] > 0
 
 
+@needs_a_store
+def test_move_pause(capsys: Any, tiny: tuple[str, str]) -> None:
+    size = ("--length", "16", "--reps", "3")
+    ours = quick("move_pause", capsys, *tiny, *size)["ours"]
+    assert len(ours["pauses"]) == len(ours["moves"]) == 3
+    assert ours["equal_losses"] == ours["rounds"] >= 12
+
+
 def test_int8_error(capsys: Any, tiny: tuple[str, str]) -> None:
     size = ("--sequences", "2", "--length", "24", "--threads", "1")
     ours = reported("int8_error", capsys, *tiny, *size)["ours"]["int8"]
