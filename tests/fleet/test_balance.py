@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 IDLE = 9
-RATE = 4.0
+RATE = 1.0
 # A model of the Tinker API has such a name.
 MODEL = "0123456789abcdef" * 2 + ".train.0"
 
