@@ -36,14 +36,15 @@ Connection::~Connection() {
 }
 
 void AddCallMetadata(grpc::ClientContext& context, const std::string& token,
-                     absl::string_view adapter_id) {
+                     absl::string_view adapter_id,
+                     absl::string_view checkpoint) {
   if (!token.empty()) context.AddMetadata("authorization", "Bearer " + token);
-  const bool visible =
-      std::all_of(adapter_id.begin(), adapter_id.end(),
-                  [](unsigned char c) { return absl::ascii_isgraph(c); });
-  if (visible && !adapter_id.empty()) {
-    context.AddMetadata("weft-adapter-id", std::string(adapter_id));
-  }
+  const auto add = [&context](const char* key, absl::string_view name) {
+    if (name.empty() || !std::ranges::all_of(name, absl::ascii_isgraph)) return;
+    context.AddMetadata(key, std::string(name));
+  };
+  add("weft-adapter-id", adapter_id);
+  add("weft-checkpoint", checkpoint);
 }
 
 }  // namespace weft::client

@@ -68,12 +68,15 @@ class CallbackScope {
   const bool outer_;
 };
 
-// Adds the token as `authorization: Bearer ...` and the adapter's id as
-// `weft-adapter-id`. A proxy in front of several servers uses the id to find
-// the server that has the adapter. Omits empty values. Also omits an id with
-// characters other than visible ASCII, because every server refuses such an id.
+// Adds the token as `authorization: Bearer ...`, the adapter's id as
+// `weft-adapter-id`, and the checkpoint from which a call samples as
+// `weft-checkpoint`. A proxy in front of several servers finds the server that
+// has the adapter, or any one that samples. Omits empty values. Also omits
+// names with characters other than visible ASCII, because every server refuses
+// such a name.
 void AddCallMetadata(grpc::ClientContext& context, const std::string& token,
-                     absl::string_view adapter_id);
+                     absl::string_view adapter_id,
+                     absl::string_view checkpoint = "");
 
 }  // namespace weft::client
 

@@ -51,6 +51,16 @@ std::string AdapterOf(const Request& request) {
   }
 }
 
+// Returns the checkpoint from which a request samples; empty if there is none.
+template <typename Request>
+std::string CheckpointOf(const Request& request) {
+  if constexpr (requires { std::string(request.checkpoint()); }) {
+    return request.checkpoint();
+  } else {
+    return std::string();
+  }
+}
+
 // One call with its repetitions, and with attempts at other servers, which are
 // no repetitions (Trip). Start begins the call. After Start, the caller
 // may only call Cancel, and gRPC's callbacks keep this object alive until the
@@ -85,7 +95,8 @@ class UnaryCall final
       if (cancelled_) context->TryCancel();
     }
     context->set_deadline(ToGrpcTime(deadline_));
-    AddCallMetadata(*context, options_.token, AdapterOf(request_));
+    AddCallMetadata(*context, options_.token, AdapterOf(request_),
+                    CheckpointOf(request_));
     // Makes a copy, because End may clear method_ before the method returns.
     const Method method = method_;
     method(

@@ -134,14 +134,14 @@ CallOptions Client::call_options(bool repeat) const {
   return options;
 }
 
-absl::Status Client::Once(absl::string_view adapter_id,
-                          const Attempt& attempt) const {
+absl::Status Client::Once(absl::string_view adapter_id, const Attempt& attempt,
+                          absl::string_view checkpoint) const {
   const absl::Time deadline = SteadyNow() + options_.timeout;
   Trip trip(route_, std::string(adapter_id));
   while (true) {
     grpc::ClientContext context;
     context.set_deadline(ToGrpcTime(deadline));
-    AddCallMetadata(context, options_.security.token, adapter_id);
+    AddCallMetadata(context, options_.security.token, adapter_id, checkpoint);
     WEFT_ASSIGN_OR_RETURN(const grpc::Status status,
                           attempt(trip.Next(), context));
     if (status.ok()) return absl::OkStatus();
@@ -443,7 +443,7 @@ absl::Status Client::SampleStream(
     }
     return reader->Finish();
   };
-  return Once(request.adapter_id(), stream);
+  return Once(request.adapter_id(), stream, request.checkpoint());
 }
 
 }  // namespace weft::client

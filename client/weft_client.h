@@ -168,7 +168,8 @@ class Client {
       Connection&, grpc::ClientContext&)>;
   // Makes a call that is not repeated, but goes on to other servers while it
   // has not run.
-  absl::Status Once(absl::string_view adapter_id, const Attempt& attempt) const;
+  absl::Status Once(absl::string_view adapter_id, const Attempt& attempt,
+                    absl::string_view checkpoint = "") const;
 
   // Returns one server's adapters, the addresses of others, and its own.
   absl::StatusOr<Reply<v1::ListAdaptersResponse>> ListOne(

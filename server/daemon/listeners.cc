@@ -67,6 +67,10 @@ void SetLimits(const ServerOptions& options, grpc::ServerBuilder* builder) {
   builder->SetResourceQuota(quota);
 }
 
+bool IsSample(const std::string& path) {
+  return path == RpcPath(Rpc::kSample) || path == RpcPath(Rpc::kSampleStream);
+}
+
 constexpr absl::Duration kCallInterval = absl::Milliseconds(5);
 // How long gRPC waits for clients to close their connections. A client without
 // an open call does not notice the shutdown, so gRPC nearly always waits the
@@ -190,17 +194,21 @@ absl::StatusOr<std::string> Listeners::Authorize(const HttpRequest& request) {
                               RpcPath(Rpc::kGetInfo), request.authorization,
                               request.original_uri, request.peer));
   }
-  return request.door.empty() ? "" : OwnerOf(caller, request.adapter_id);
+  return request.door.empty() ? "" : OwnerOf(caller, request);
 }
 
 std::string Listeners::OwnerOf(const Caller& caller,
-                               std::string adapter_id) const {
-  const engine::Engine* const engine = core_.engine.Peek();
+                               const HttpRequest& request) const {
+  engine::Engine* const engine = core_.engine.Peek();
   if (engine == nullptr) {
     const std::optional<Reason> reason = FindReason(core_.engine.NotYet());
     const bool moved = reason && reason->values.contains("address");
     return moved ? reason->values.at("address") : "";
   }
+  if (!request.checkpoint.empty() && IsSample(request.original_uri)) {
+    return engine->ChooseSampler();
+  }
+  std::string adapter_id = request.adapter_id;
   if (adapter_id.empty() || !caller.Qualify(FieldsOf(&adapter_id)).ok()) {
     return "";
   }

@@ -110,8 +110,9 @@ class Listeners {
   // if the call is known to be for a server behind it; never waits for that.
   absl::StatusOr<std::string> Authorize(const HttpRequest& request);
   // Returns where the owner of the caller's adapter is, or of the state while
-  // this process stands by; empty if that is here or not known.
-  std::string OwnerOf(const Caller& caller, std::string adapter_id) const;
+  // this process stands by; for a sample from a checkpoint, which any process
+  // can draw, where that is to be. Empty if that is here or not known.
+  std::string OwnerOf(const Caller& caller, const HttpRequest& request) const;
   absl::Status StartTinker();
   absl::Status StartConsole();
   // For Drain and Undrain of clients. EndDrain fails after StartDraining.

@@ -231,6 +231,7 @@ class Connection final : public std::enable_shared_from_this<Connection> {
             .original_uri = only("X-Original-URI"),
             .door = only("weft-door"),
             .adapter_id = only("weft-adapter-id"),
+            .checkpoint = only("weft-checkpoint"),
             .body = "",
             .peer = ClientAddress(peer, peer_.address().is_loopback(),
                                   only("X-Real-IP")),

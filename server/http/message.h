@@ -34,10 +34,11 @@ struct HttpRequest {
   std::string host;
   std::string forwarded_proto;
   std::string original_uri;
-  // The edge sends these two. It has a `door` if it can send the request to
-  // another edge.
+  // The edge sends these three. It has a `door` if it can send the request to
+  // another edge. A sample may be from a `checkpoint` of the adapter.
   std::string door;
   std::string adapter_id;
+  std::string checkpoint;
 
   std::string body;
   // The client's address (ClientAddress); empty if it is unknown.

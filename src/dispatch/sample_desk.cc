@@ -60,14 +60,11 @@ absl::StatusOr<uint64_t> SampleDesk::Accept(
   if (!before_drain || s_.stopping) WEFT_RETURN_IF_ERROR(s_.CheckOpen());
   const uint64_t id = s_.next_id++;
   const AdapterKey own = s_.SchedulersKey(*key, request.tenant);
-  const auto prompt = static_cast<int64_t>(request.prompt.size());
-  const auto drawn =
-      static_cast<int64_t>(request.config.max_tokens) * request.num_samples;
   WEFT_RETURN_IF_ERROR(s_.scheduler
                            .Enqueue({.id = id,
                                      .kind = WorkKind::kSample,
                                      .adapter = own,
-                                     .tokens = prompt + drawn,
+                                     .tokens = request.num_tokens(),
                                      .deadline = request.deadline},
                                     s_.env.clock->Now())
                            .status());

@@ -116,6 +116,9 @@ class Engine {
   // Returns HOST:PORT of the process that has another log's adapter, as far as
   // is known without asking the store; empty otherwise.
   virtual std::string OwnerOf(const std::string& adapter_id) const = 0;
+  // Returns HOST:PORT of the process that is to draw the next samples from a
+  // checkpoint (log/bucket/members.h); empty for this one.
+  virtual std::string ChooseSampler() = 0;
   // Gives `done` HOST:PORT of the process that has another log. `done` runs at
   // once if this was read a moment ago. Errors: NOT_FOUND (there is no such
   // log, or the engine has it), UNAVAILABLE (nobody has it now, or the store

@@ -314,6 +314,15 @@ std::string EngineImpl::OwnerOf(const std::string& adapter_id) const {
   return context_.directory->memory().OwnerOf(adapter_id);
 }
 
+std::string EngineImpl::ChooseSampler() {
+  return parts_.members == nullptr ? "" : parts_.members->Choose();
+}
+
+void EngineImpl::SetTakesSamples(bool takes) {
+  if (parts_.bucket_metrics == nullptr) return;
+  parts_.bucket_metrics->owner.samples.SetOpen(takes);
+}
+
 void EngineImpl::FindOwner(int log, Callback<std::string> done) {
   if (log < 0 || log >= parts_.info.num_logs || log == parts_.info.log) {
     return done(absl::NotFoundError(
@@ -339,6 +348,13 @@ CancelHandle EngineImpl::Sample(SampleRequest request,
   if (!fits.ok()) {
     done(fits);
     return {};
+  }
+  if (parts_.bucket_metrics != nullptr) {
+    done = [load =
+                parts_.bucket_metrics->owner.samples.Add(request.num_tokens()),
+            done = std::move(done)](absl::StatusOr<SampleResult> result) {
+      done(std::move(result));
+    };
   }
   if (from_checkpoint) {
     return samplers_.Sample(std::move(request), std::move(on_delta),
@@ -389,16 +405,21 @@ CancelHandle EngineImpl::Profile(const ProfileRequest& request,
 }
 
 void EngineImpl::Drain(Callback<bool> done) {
+  SetTakesSamples(false);
   profile_.EndEarly();
   dispatcher_.Drain(std::move(done));
 }
 
 void EngineImpl::Finish(Callback<bool> done) {
+  SetTakesSamples(false);
   profile_.EndEarly();
   dispatcher_.Finish(std::move(done));
 }
 
-void EngineImpl::Undrain() { dispatcher_.Undrain(); }
+void EngineImpl::Undrain() {
+  dispatcher_.Undrain();
+  SetTakesSamples(true);
+}
 
 void EngineImpl::DrainLog(Callback<bool> done) {
   const Callback<bool> reply =

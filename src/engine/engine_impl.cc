@@ -13,6 +13,7 @@
 #include "src/base/clock.h"
 #include "src/base/observe/log.h"
 #include "src/base/observe/profile.h"
+#include "src/base/status_macros.h"
 #include "src/base/threads/periodic_task.h"
 #include "src/engine/decode/head_options.h"
 #include "src/engine/device/compute_guard.h"
@@ -204,6 +205,7 @@ void EngineImpl::FillInfo() {
 EngineImpl::~EngineImpl() { Stop(); }
 
 void EngineImpl::Stop() {
+  SetTakesSamples(false);
   dispatcher_.Stop();
   thread_.join();
   // Ignores the status: RunGuarded has already logged an error.
@@ -218,6 +220,7 @@ void EngineImpl::Stop() {
   // thread when it is on disk.
   io_.Stop();
   if (parts_.directory != nullptr) parts_.directory->memory().Stop();
+  if (parts_.members != nullptr) parts_.members->Stop();
   recorder_.Stop();
   replies_.Stop();
   // Nothing writes any more. So another process may go on at once, also after
@@ -234,7 +237,9 @@ void EngineImpl::Stop() {
 
 absl::Status EngineImpl::Recover() {
   if (parts_.state == nullptr) return absl::OkStatus();
-  return recovery_.Start(&*log_metrics_);
+  WEFT_RETURN_IF_ERROR(recovery_.Start(&*log_metrics_));
+  SetTakesSamples(true);
+  return absl::OkStatus();
 }
 
 void EngineImpl::Loop() {

@@ -46,6 +46,7 @@
 #include "src/engine/train/batch_trainer.h"
 #include "src/engine/train/step_executor.h"
 #include "src/executor/executor.h"
+#include "src/log/bucket/members.h"
 #include "src/log/log_writer.h"
 #include "src/log/recorder.h"
 #include "src/log/running_steps.h"
@@ -74,6 +75,7 @@ struct EngineParts {
   std::unique_ptr<BucketMetrics> bucket_metrics;
   std::unique_ptr<log::State> state;
   std::unique_ptr<directory::Directory> directory;  // Null without --state.
+  std::unique_ptr<log::Members> members;            // Null without --state.
   std::unique_ptr<log::RunningSteps> running;
   std::unique_ptr<checkpoint::CheckpointFiles> checkpoints;
 };
@@ -137,6 +139,7 @@ class EngineImpl final : public Engine {
     return recorder_.NotesWith(prefix);
   }
   std::string OwnerOf(const std::string& adapter_id) const override;
+  std::string ChooseSampler() override;
   void FindOwner(int log, Callback<std::string> done) override;
   void Agree(const std::string& name, const std::string& bytes,
              Callback<std::string> done) override;
@@ -158,6 +161,8 @@ class EngineImpl final : public Engine {
   absl::Time last_heartbeat() const override { return probe_.last_heartbeat(); }
 
  private:
+  // Tells other processes whether this one takes samples.
+  void SetTakesSamples(bool takes);
   // Sets what only this object knows of parts_.info.
   void FillInfo();
   // Ends all threads of the engine, after their last tasks. Only the destructor

@@ -119,9 +119,11 @@ OnStandby StandBy(const OnStandby& on_standby, parallel::Links* links) {
   };
 }
 
-void GiveState(engine::OpenedState opened, engine::EngineParts* parts) {
+void GiveState(engine::OpenedState opened, prometheus::Registry* registry,
+               engine::EngineParts* parts) {
   parts->checkpoints = engine::OpenCheckpoints(opened, parts->options);
   parts->directory = engine::OpenAdapterDirectory(opened, parts->options);
+  parts->members = engine::OpenMembers(opened, parts->options, registry);
   parts->bucket_metrics = std::move(opened.metrics);
   parts->state = std::move(opened.state);
   parts->running = std::move(opened.running);
@@ -183,7 +185,7 @@ absl::StatusOr<std::unique_ptr<Engine>> StartEngine(
 
   WEFT_RETURN_IF_ERROR(engine::TakeState(
       parts.options, StandBy(on_standby, &parts.links), &opened));
-  GiveState(std::move(opened), &parts);
+  GiveState(std::move(opened), registry, &parts);
   std::unique_ptr<engine::EngineImpl> engine;
   WEFT_RETURN_IF_ERROR(engine::RunGuarded("starting the engine", [&] {
     engine = std::make_unique<engine::EngineImpl>(std::move(parts), registry);

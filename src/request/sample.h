@@ -92,6 +92,11 @@ struct SampleRequest {
   absl::Time deadline = absl::InfiniteFuture();
   std::shared_ptr<void> charge = nullptr;  // See step.h.
 
+  // Returns the tokens of the prompt, and those that may be drawn.
+  int64_t num_tokens() const {
+    return static_cast<int64_t>(prompt.size()) +
+           static_cast<int64_t>(config.max_tokens) * num_samples;
+  }
   bool has_support() const { return return_support && config.truncates(); }
   // Returns the top_k of the draws: with supports, at most kMaxSupport.
   int draw_top_k() const {

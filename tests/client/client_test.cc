@@ -341,6 +341,14 @@ TEST_F(ClientTest, NamesTheAdapterOfEachCallInItsMetadata) {
   EXPECT_TRUE(client_->SampleStream(request, keep).ok() && names("a"));
   EXPECT_TRUE(client_->GetInfo().ok() && names(""));
   EXPECT_TRUE(client_->Sample(request).ok() && names("a"));
+  EXPECT_EQ(server_.wire().checkpoint(), "");
+  request.set_checkpoint("c");
+  EXPECT_TRUE(client_->Sample(request).ok() && names("a"));
+  EXPECT_EQ(server_.wire().checkpoint(), "c");
+  EXPECT_TRUE(client_->GetInfo().ok());
+  EXPECT_EQ(server_.wire().checkpoint(), "");
+  EXPECT_TRUE(client_->SampleStream(request, keep).ok() && names("a"));
+  EXPECT_EQ(server_.wire().checkpoint(), "c");
 
   EXPECT_TRUE(client_->GetInfo().ok() && names(""));
   const TempFolder temporary;

@@ -191,6 +191,17 @@ def test_metadata_names_the_adapter(adapter_id: str) -> None:
     assert call_metadata(adapters_pb2.GetAdapterRequest()) == ()
 
 
+def test_metadata_names_the_checkpoint_of_a_sample() -> None:
+    request = sampling_pb2.SampleRequest(adapter_id="a", checkpoint="c.1")
+    named = (("weft-adapter-id", "a"), ("weft-checkpoint", "c.1"))
+    assert call_metadata(request) == named
+    assert call_metadata(sampling_pb2.SampleStreamRequest(request=request)) == named
+    # The server refuses these.
+    for name in ("ä", "a b", "a\n", "a" * 9000):
+        request.checkpoint = name
+        assert call_metadata(request) == named[:1]
+
+
 @pytest.mark.parametrize(
     "target",
     ["a:1", "[::1]:65535", "dns:a:1", "dns:///a:1", "dns://8.8.8.8/a:1"]

@@ -45,7 +45,7 @@ class Site:
         shutil.copytree(doors.tls, self._folder / "tls")
         self.member: Member = doors.fleet.add(
             name,
-            *("--logs", "2", "--model-name", "toy"),
+            *("--logs", str(doors.logs), "--model-name", "toy"),
             *("--advertise-address", self.address, "--tinker-listen", self._tinker),
             *("--auth-tokens-file", str(doors.tokens.path)),
             *("--max-message-bytes", str(64 << 20)),
@@ -103,8 +103,9 @@ class Site:
 class Doors:
     """The sites of a fleet, and what their clients need."""
 
-    def __init__(self, fleet: Fleet, mtls: bool = False) -> None:
+    def __init__(self, fleet: Fleet, mtls: bool = False, logs: int = 2) -> None:
         self.fleet = fleet
+        self.logs = logs
         self.folder = fleet.folder
         make = [str(EDGE / "certificate.sh"), "--dir", str(self.folder / "ca")]
         run(*make, NAME, HOST)

@@ -83,6 +83,16 @@ std::string CannedEngine::OwnerOf(const std::string& adapter_id) const {
   return found == adapter_owners_.end() ? "" : found->second;
 }
 
+void CannedEngine::SetSampler(std::string address) {
+  MutexLock lock(&mu_);
+  sampler_ = std::move(address);
+}
+
+std::string CannedEngine::ChooseSampler() {
+  MutexLock lock(&mu_);
+  return sampler_;
+}
+
 void CannedEngine::FindOwner(int log, Callback<std::string> done) {
   MutexLock lock(&mu_);
   const auto found = log_owners_.find(log);

@@ -69,6 +69,8 @@ class CannedEngine final : public engine::Engine {
   // Sets who has the other logs and their adapters, by number and by name.
   void SetOwners(std::map<int, std::string> logs,
                  std::map<std::string, std::string> adapters);
+  // Sets the result of ChooseSampler.
+  void SetSampler(std::string address);
   // Sets what the other logs have agreed on, whatever its name.
   void SetAgreed(std::string bytes);
 
@@ -131,6 +133,7 @@ class CannedEngine final : public engine::Engine {
   void EraseNote(const std::string& name) override;
   Notes NotesWith(const std::string& prefix) const override;
   std::string OwnerOf(const std::string& adapter_id) const override;
+  std::string ChooseSampler() override;
   void FindOwner(int log, Callback<std::string> done) override;
   void Agree(const std::string& name, const std::string& bytes,
              Callback<std::string> done) override;
@@ -224,6 +227,7 @@ class CannedEngine final : public engine::Engine {
   Notes notes_ ABSL_GUARDED_BY(mu_);
   std::map<int, std::string> log_owners_ ABSL_GUARDED_BY(mu_);
   std::map<std::string, std::string> adapter_owners_ ABSL_GUARDED_BY(mu_);
+  std::string sampler_ ABSL_GUARDED_BY(mu_);
   std::string agreed_ ABSL_GUARDED_BY(mu_);
 
   // The workers are declared last, so that they stop first.

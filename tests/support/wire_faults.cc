@@ -106,6 +106,11 @@ std::string WireFaults::adapter_id() const {
   return adapter_id_;
 }
 
+std::string WireFaults::checkpoint() const {
+  MutexLock lock(&mu_);
+  return checkpoint_;
+}
+
 void WireFaults::Received(
     const std::multimap<grpc::string_ref, grpc::string_ref>& metadata) {
   MutexLock lock(&mu_);
@@ -113,10 +118,14 @@ void WireFaults::Received(
   if (token != metadata.end()) {
     authorization_.assign(token->second.begin(), token->second.end());
   }
-  const auto adapter = metadata.find("weft-adapter-id");
-  adapter_id_ = adapter == metadata.end() ? std::string()
-                                          : std::string(adapter->second.begin(),
-                                                        adapter->second.end());
+  const auto value = [&metadata](const char* key) {
+    const auto found = metadata.find(key);
+    return found == metadata.end()
+               ? std::string()
+               : std::string(found->second.begin(), found->second.end());
+  };
+  adapter_id_ = value("weft-adapter-id");
+  checkpoint_ = value("weft-checkpoint");
 }
 
 grpc::Status WireFaults::Sending(const std::string& rpc,

@@ -35,6 +35,7 @@ class WireFaults {
   std::string authorization() const ABSL_LOCKS_EXCLUDED(mu_);
   // Returns the adapter in the metadata of the last call; empty: none.
   std::string adapter_id() const ABSL_LOCKS_EXCLUDED(mu_);
+  std::string checkpoint() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // The interceptor calls the functions below.
   using Metadata = std::multimap<std::string, std::string>;
@@ -54,6 +55,7 @@ class WireFaults {
   std::optional<int> retry_hint_ ABSL_GUARDED_BY(mu_);
   std::string authorization_ ABSL_GUARDED_BY(mu_);
   std::string adapter_id_ ABSL_GUARDED_BY(mu_);
+  std::string checkpoint_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace weft

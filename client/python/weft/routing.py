@@ -1,6 +1,7 @@
 """Makes the metadata of a call beside the credentials: the id of the call's adapter, by
-which a proxy in front of several servers finds the server that has the adapter, and the
-ids by which the server's log names the call."""
+which a proxy in front of several servers finds the server that has the adapter; the
+checkpoint from which the call samples, which any of the servers can do; and the ids by
+which the server's log names the call."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from contextvars import ContextVar
 from weft.errors import InvalidArgument
 
 ADAPTER_HEADER = "weft-adapter-id"
+CHECKPOINT_HEADER = "weft-checkpoint"
 Metadata = tuple[tuple[str, str], ...]
 # Metadata of the calls that a request of the OpenAI front causes: its trace ids.
 trace_metadata: ContextVar[Metadata] = ContextVar("trace_metadata", default=())
@@ -39,6 +41,12 @@ def adapter_of(request: object) -> str:
     return str(getattr(named, "adapter_id", ""))
 
 
+def _checkpoint_of(request: object) -> str:
+    """Returns the checkpoint from which a request samples; "" if there is none."""
+    checkpoint = getattr(getattr(request, "request", request), "checkpoint", "")
+    return checkpoint if isinstance(checkpoint, str) else ""
+
+
 def call_metadata(request: object) -> Metadata:
     """Returns the metadata of a call.
 
@@ -55,4 +63,7 @@ def call_metadata(request: object) -> Metadata:
         raise InvalidArgument(
             f"adapter_id is {shown}, must match {_RULE} and not end in a dot"
         )
-    return ((ADAPTER_HEADER, adapter_id), *trace_metadata.get())
+    checkpoint = _checkpoint_of(request)
+    # The server refuses what is no name.
+    named = ((CHECKPOINT_HEADER, checkpoint),) if is_name(checkpoint) else ()
+    return ((ADAPTER_HEADER, adapter_id), *named, *trace_metadata.get())

@@ -149,6 +149,16 @@ std::unique_ptr<directory::Directory> OpenAdapterDirectory(
           .answers = [bucket = opened.bucket] { return bucket->answers(); }});
 }
 
+std::unique_ptr<log::Members> OpenMembers(const OpenedState& opened,
+                                          const EngineOptions& options,
+                                          prometheus::Registry* registry) {
+  if (opened.bucket == nullptr) return nullptr;
+  return std::make_unique<log::Members>(
+      opened.bucket->objects(), opened.bucket->owner()->keys().log,
+      options.logs, options.advertise_address, &opened.metrics->owner.samples,
+      registry);
+}
+
 std::unique_ptr<checkpoint::CheckpointFiles> OpenCheckpoints(
     const OpenedState& opened, const EngineOptions& options) {
   if (opened.bucket == nullptr) {

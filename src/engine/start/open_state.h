@@ -11,6 +11,7 @@
 #include "src/checkpoint/checkpoint_files.h"
 #include "src/directory/directory.h"
 #include "src/engine/engine.h"
+#include "src/log/bucket/members.h"
 #include "src/log/bucket/state_bucket.h"
 #include "src/log/running_steps.h"
 #include "src/log/state.h"
@@ -59,6 +60,12 @@ std::unique_ptr<checkpoint::CheckpointFiles> OpenCheckpoints(
 // it when this process has a log. The state outlives the result.
 std::unique_ptr<directory::Directory> OpenAdapterDirectory(
     const OpenedState& opened, const EngineOptions& options);
+
+// Returns the choice of who samples; null if the state is not in a store. Call
+// it when this process has a log. The state and the metrics outlive the result.
+std::unique_ptr<log::Members> OpenMembers(const OpenedState& opened,
+                                          const EngineOptions& options,
+                                          prometheus::Registry* registry);
 
 }  // namespace weft::engine
 

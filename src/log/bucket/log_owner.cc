@@ -148,6 +148,7 @@ absl::StatusOr<std::unique_ptr<LogOwner>> LogOwner::Take(
   ++own.manifest.version;
   own.manifest.owner = self;
   own.manifest.released = false;
+  own.manifest.queued_tokens.reset();
   const absl::StatusOr<std::string> etag =
       Write(*store, keys, own.manifest, seen.etag);
   if (!etag.ok() && !Lost(etag.status())) return etag.status();
@@ -171,8 +172,10 @@ SnapshotPlace LogOwner::snapshot() const {
   return own_.manifest.snapshot;
 }
 
-absl::Status LogOwner::Beat() {
-  return Change([](Manifest& /*manifest*/) {});
+absl::Status LogOwner::Beat(std::optional<uint64_t> queued_tokens) {
+  return Change([queued_tokens](Manifest& manifest) {
+    manifest.queued_tokens = queued_tokens;
+  });
 }
 
 absl::Status LogOwner::Confirm() const {

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -94,8 +95,9 @@ class LogOwner {
   uint64_t first_place() const { return first_place_; }
   SnapshotPlace snapshot() const ABSL_LOCKS_EXCLUDED(mu_);
 
-  // Changes the manifest, so that others see that this owner lives.
-  absl::Status Beat();
+  // Changes the manifest, so that others see that this owner lives, and how
+  // much it has to sample.
+  absl::Status Beat(std::optional<uint64_t> queued_tokens = std::nullopt);
   // Asks the store whether this owner still has the log.
   absl::Status Confirm() const;
   // From now on a start reads the snapshot, and the log from its place on.

@@ -38,8 +38,11 @@ std::string EncodeManifest(const Manifest& manifest) {
                   {{"name", manifest.snapshot.name},
                    {"next_sequence", manifest.snapshot.next_sequence},
                    {"place", manifest.snapshot.place}}}};
-  // An earlier version refuses no log without this field.
+  // An earlier version refuses no log without these fields.
   if (manifest.drained) object["drained"] = true;
+  if (manifest.queued_tokens) {
+    object["queued_tokens"] = *manifest.queued_tokens;
+  }
   return object.dump(2, ' ', false, json::error_handler_t::replace);
 }
 
@@ -62,6 +65,10 @@ absl::StatusOr<Manifest> DecodeManifest(const std::string& bytes) {
         Take(snapshot, "place", &manifest.snapshot.place) &&
         (!object.contains("drained") ||
          Take(object, "drained", &manifest.drained))) {
+      uint64_t queued_tokens = 0;
+      if (Take(object, "queued_tokens", &queued_tokens)) {
+        manifest.queued_tokens = queued_tokens;
+      }
       return manifest;
     }
   }

@@ -5,6 +5,7 @@
 #define WEFT_SRC_LOG_BUCKET_MANIFEST_H_
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
@@ -31,6 +32,8 @@ struct Manifest {
   Instance owner;
   bool released = false;  // The owner has ended and writes no more.
   bool drained = false;   // Its adapters have left, and nobody takes the log.
+  // SampleLoad::queued_tokens of the owner, at its latest beat.
+  std::optional<uint64_t> queued_tokens;
   SnapshotPlace snapshot;
 };
 

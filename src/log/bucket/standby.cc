@@ -25,7 +25,8 @@ OwnerMetrics::OwnerMetrics(prometheus::Registry* registry)
       beat_age_seconds(
           AddGauge(registry, "weft_state_beat_age_seconds",
                    "Seconds since this process last told the store of --state "
-                   "that it lives. 0 without --state.")) {
+                   "that it lives. 0 without --state.")),
+      samples(registry) {
   log.Set(-1);
 }
 
@@ -100,7 +101,7 @@ void HeartbeatThread::Loop() {
     const absl::Time start = SteadyNow();
     next = start + kBeatInterval;
     // The log says when the store does not answer, so nothing is said here.
-    const bool ok = owner_.Beat().ok();
+    const bool ok = owner_.Beat(metrics_->samples.queued_tokens()).ok();
     if (!owner_.fenced().ok()) return;
     MutexLock lock(&mu_);
     if (ok) last_ = start;

@@ -12,6 +12,7 @@
 #include "src/base/threads/mutex.h"
 #include "src/log/bucket/log_owner.h"
 #include "src/log/bucket/manifest.h"
+#include "src/log/bucket/sample_load.h"
 
 namespace weft::log {
 
@@ -24,6 +25,7 @@ struct OwnerMetrics {
   prometheus::Gauge& log;
   prometheus::Gauge& logs;
   prometheus::Gauge& beat_age_seconds;
+  SampleLoad samples;  // What each beat tells.
 };
 
 // An owner changes its manifest at this interval.

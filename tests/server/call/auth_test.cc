@@ -283,6 +283,38 @@ TEST_F(AuthTest, TheEdgeLearnsWhoHasAnAdapter) {
   EXPECT_THAT(owner("weft_no", "x"), HasSubstr(" 401 "));
 }
 
+TEST_F(AuthTest, TheEdgeLearnsWhoSamplesFromACheckpoint) {
+  const std::string acme = AddToken("good", "acme", {Scope::kSample});
+  ServerOptions options = MetricsOptions();
+  options.auth_tokens_file = file_;
+  StartServer(options);
+  engine_.SetOwners({}, {{"acme~x", "one:1"}});
+  const auto reply = [&](const std::string& method,
+                         const std::string& checkpoint,
+                         const std::string& door = "weft-door: 1\r\n") {
+    return FetchAll(
+        "/authorize",
+        absl::StrCat("Authorization: Bearer ", acme, "\r\nX-Original-URI: ",
+                     "/weft.v1.", method, "\r\nweft-adapter-id: x\r\n",
+                     "weft-checkpoint: ", checkpoint, "\r\n", door));
+  };
+  constexpr char kSample[] = "SamplingService/Sample";
+  listeners_->SetStandby("zero:1");
+  EXPECT_THAT(reply(kSample, "c"), HasSubstr("weft-owner: zero:1"));
+  AttachEngine();
+  // Here, though another has the adapter.
+  EXPECT_THAT(reply(kSample, "c"), Not(HasSubstr("weft-owner")));
+  engine_.SetSampler("two:1");
+  EXPECT_THAT(reply(kSample, "c"), HasSubstr("weft-owner: two:1"));
+  EXPECT_THAT(reply("SamplingService/SampleStream", "c"),
+              HasSubstr("weft-owner: two:1"));
+  // All other calls go to the adapter, and none goes two hops.
+  EXPECT_THAT(reply(kSample, ""), HasSubstr("weft-owner: one:1"));
+  EXPECT_THAT(reply("AdapterService/GetAdapter", "c"),
+              HasSubstr("weft-owner: one:1"));
+  EXPECT_THAT(reply(kSample, "c", ""), Not(HasSubstr("weft-owner")));
+}
+
 TEST_F(AuthTest, ExpiredAndRevokedTokensAreRefused) {
   const std::string old =
       AddToken("old", "acme", {Scope::kTrain}, absl::Now() - absl::Seconds(1));
