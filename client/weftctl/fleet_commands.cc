@@ -166,8 +166,8 @@ std::vector<Command> FleetCommands() {
        .words = {"s3://BUCKET/PREFIX"},
        .offline = true},
       {.name = "fleet drain",
-       .help = "take all adapters of the server to others, and end it; nobody "
-               "takes its log any more",
+       .help = "take all adapters and sessions of the server to others, and "
+               "end it; nobody takes its log any more",
        .run = DrainServer},
       {.name = "fleet undrain",
        .help = "lets a process take a log again that is drained",

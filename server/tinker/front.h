@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -88,8 +89,10 @@ struct Front {
   Worker files{2};  // Opens and reads the files that clients download.
   // Requests for other logs, until it is known who has them. The engine may
   // outlive the server, so it must hold no Respond.
-  std::map<uint64_t, Respond> misdirected;
+  std::map<uint64_t, Callback<std::string>> misdirected;
   uint64_t last_misdirected = 0;
+  // Sessions that have come from another log, and wait for their models.
+  std::set<std::string> arriving;
   // True when the tables have the ledger's entries, except steps.
   bool restored = false;
   // True when RestoreSteps has handled all steps of the ledger.

@@ -1,6 +1,7 @@
 #include "server/tinker/futures.h"
 
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "server/http/replies.h"
@@ -67,6 +68,14 @@ void Futures::Drop(const std::string& id) {
     waiter.respond(ErrorReply(absl::AbortedError(
         "the request was refused or cancelled: send it again")));
   }
+}
+
+void Futures::DropOpen(const std::string& prefix) {
+  std::vector<std::string> open;
+  for (const auto& [id, future] : futures_) {
+    if (future.result == nullptr && id.starts_with(prefix)) open.push_back(id);
+  }
+  for (const std::string& id : open) Drop(id);
 }
 
 void Futures::Finish(const std::string& id, FutureResult result) {

@@ -68,6 +68,8 @@ class Futures {
   // Forgets a future that has no result. Responds with 410 to the clients that
   // wait for the result, so that they send the future's request again.
   void Drop(const std::string& id);
+  // Does the same for all whose ids begin with `prefix`.
+  void DropOpen(const std::string& prefix);
   // Gives the future its result, and answers the clients that wait for it. Does
   // nothing if the future is unknown or has a result.
   void Finish(const std::string& id, FutureResult result);

@@ -84,13 +84,28 @@ absl::StatusOr<std::shared_ptr<void>> Ledger::Charge(const std::string& owner,
       owner, kEntryBytes + static_cast<int64_t>(text_bytes));
 }
 
-std::vector<LedgerEntry> Ledger::ReadAll(EntryKind kind) const {
+std::vector<LedgerEntry> Ledger::ReadAll(EntryKind kind,
+                                         const std::string& prefix) const {
   std::vector<LedgerEntry> entries;
-  for (const auto& [name, value] : engine().NotesWith(NameOf(kind, ""))) {
+  for (const auto& [name, value] : engine().NotesWith(NameOf(kind, prefix))) {
     std::optional<LedgerEntry> entry = Parse(name, *value);
     if (entry) entries.push_back(*std::move(entry));
   }
   return entries;
+}
+
+bool Ledger::Has(EntryKind kind, const std::string& id) const {
+  const std::string name = NameOf(kind, id);
+  return engine().NotesWith(name).contains(name);
+}
+
+std::vector<std::string> Ledger::Ids(EntryKind kind) const {
+  const std::string prefix = NameOf(kind, "");
+  std::vector<std::string> ids;
+  for (const auto& [name, value] : engine().NotesWith(prefix)) {
+    ids.push_back(name.substr(prefix.size()));
+  }
+  return ids;
 }
 
 Json CallerToJson(const Caller& caller) {
@@ -114,25 +129,30 @@ namespace {
 // is not restored yet.
 constexpr absl::Duration kPause = absl::Milliseconds(200);
 
-// Sets what the model's adapter says of it, if there is one. Returns false if
-// the adapter is not restored yet.
-bool PlaceLine(Front& front, Model& model) {
+// Sets what the model's adapter says of it, if there is one, and then runs
+// `then`. Returns false if the adapter is not restored yet.
+bool PlaceLine(
+    Front& front, Model& model, const std::function<void()>& then = [] {}) {
   const absl::Status asked = GetAdapterOf(
       front, {.caller = model.caller}, model.adapter,
-      [&front, id = model.id](const absl::StatusOr<AdapterInfo>& info) {
+      [&front, id = model.id, then](const absl::StatusOr<AdapterInfo>& info) {
         Model* const found = front.models.Find(id);
-        if (!info.ok() || found == nullptr) return;
+        if (!info.ok() || found == nullptr) return then();
         found->made = true;
         found->optimizer = TypeOf(info->optimizer);
         for (const std::string& name : info->snapshots) {
           KeepPublished(front, *found, name, [](const absl::Status&) {});
         }
+        then();
       });
+  if (asked.ok()) return true;
   // If the process ended before the adapter was made, there is no adapter.
-  if (asked.ok() || absl::IsNotFound(asked)) return true;
-  if (absl::IsUnavailable(asked) || RetryMillis(asked)) return false;
-  Log(LogLevel::kWarning, "a model's place is not known",
-      {{"model", model.id}, {"error", std::string(asked.message())}});
+  if (!absl::IsNotFound(asked)) {
+    if (absl::IsUnavailable(asked) || RetryMillis(asked)) return false;
+    Log(LogLevel::kWarning, "a model's place is not known",
+        {{"model", model.id}, {"error", std::string(asked.message())}});
+  }
+  then();
   return true;
 }
 
@@ -154,16 +174,36 @@ absl::Status MakeAgain(Front& front, const LedgerEntry& entry) {
   return RetryMillis(made) ? made : absl::OkStatus();
 }
 
-// Makes models one after the other. After an error, goes on later.
-void MakeModels(Front& front, std::vector<LedgerEntry> entries, size_t next) {
+// Makes models one after the other, and then runs `then`. After an error, goes
+// on later.
+void MakeModels(Front& front, std::vector<LedgerEntry> entries, size_t next,
+                const std::function<void()>& then) {
   for (; next < entries.size(); ++next) {
     if (MakeAgain(front, entries[next]).ok()) continue;
-    return front.after(kPause, [&front, entries = std::move(entries), next] {
-      MakeModels(front, entries, next);
-    });
+    return front.after(kPause,
+                       [&front, entries = std::move(entries), next, then] {
+                         MakeModels(front, entries, next, then);
+                       });
   }
-  AttachSteps(front);
-  front.ready = true;
+  then();
+}
+
+// Asks for the adapters of these models of a session that has come. Then makes
+// the models that are not made, and lets clients use the session.
+void PlaceLines(Front& front, const std::string& session,
+                std::vector<std::string> models) {
+  const auto go_on = [&front, session](std::vector<std::string> left) {
+    PlaceLines(front, session, std::move(left));
+  };
+  if (models.empty()) {
+    return MakeModels(front, front.ledger.ReadAll(EntryKind::kMaking, session),
+                      0, [&front, session] { front.arriving.erase(session); });
+  }
+  std::vector<std::string> left(models.begin(), models.end() - 1);
+  Model* const model = front.models.Find(models.back());
+  if (model == nullptr) return go_on(std::move(left));
+  if (PlaceLine(front, *model, [go_on, left] { go_on(left); })) return;
+  front.after(kPause, [go_on, models] { go_on(models); });
 }
 
 // Takes the secret that all logs of the state have, or gives them this one's.
@@ -217,7 +257,41 @@ void RestoreSteps(Front& front) {
     if (PlaceLine(front, model)) continue;
     return front.after(kPause, [&front] { RestoreSteps(front); });
   }
-  MakeModels(front, front.ledger.ReadAll(EntryKind::kMaking), 0);
+  MakeModels(front, front.ledger.ReadAll(EntryKind::kMaking), 0, [&front] {
+    AttachSteps(front);
+    front.ready = true;
+  });
+}
+
+void SyncSession(Front& front, const std::string& id) {
+  if (!front.restored || !front.ledger.keeps()) return;
+  const bool kept = front.ledger.Has(EntryKind::kSession, id);
+  if (kept == front.sessions.Has(id)) return;
+  Log(LogLevel::kInfo,
+      kept ? "a session has come from another log"
+           : "a session has gone to another log",
+      {{"session", id}});
+  if (!kept) return LeaveSession(front, id);
+  RestoreSessions(front, SteadyNow(), id);
+  RestoreModels(front, id);
+  RestoreSamplers(front, id);
+  RestoreLosses(front, id);
+  front.arriving.insert(id);
+  PlaceLines(front, id, front.models.OfSession(id));
+}
+
+void SyncSessions(Front& front) {
+  const engine::Engine* const engine = front.port.core()->engine.Peek();
+  if (engine == nullptr || engine->info().num_logs == 1 || !front.restored) {
+    return;
+  }
+  for (const std::string& id : front.ledger.Ids(EntryKind::kSession)) {
+    SyncSession(front, id);
+  }
+  for (const std::string& id :
+       front.sessions.Where([](const Session& /*session*/) { return true; })) {
+    SyncSession(front, id);
+  }
 }
 
 }  // namespace weft::server::tinker

@@ -60,8 +60,12 @@ class Ledger {
            std::function<void(absl::Status)> done) const;
   // Erases an entry. If the process crashes within seconds, the entry may stay.
   void Erase(EntryKind kind, const std::string& id) const;
-  // Returns the entries of a kind, in any order.
-  std::vector<LedgerEntry> ReadAll(EntryKind kind) const;
+  // Returns the entries of a kind whose ids begin with `prefix`, in any order.
+  std::vector<LedgerEntry> ReadAll(EntryKind kind,
+                                   const std::string& prefix = "") const;
+  bool Has(EntryKind kind, const std::string& id) const;
+  // Returns the ids of the entries of a kind.
+  std::vector<std::string> Ids(EntryKind kind) const;
   // Charges the owner's memory for an entry of a table that has this text. The
   // entry holds the charge. Errors: those of FairBudget::Reserve.
   absl::StatusOr<std::shared_ptr<void>> Charge(const std::string& owner,
@@ -125,6 +129,12 @@ void RestoreSecret(Front& front, const std::function<void()>& then);
 // delete and accounts. Then sets Front::restored. REQUIRES: the engine is
 // ready.
 void RestoreTables(Front& front);
+
+// Brings the tables in line with the ledger if the session has come from
+// another log (src/request/move_unit.h), or has gone there. SyncSessions does
+// so for all sessions.
+void SyncSession(Front& front, const std::string& id);
+void SyncSessions(Front& front);
 
 // Waits until the adapters of all models are restored. Then makes the models
 // that are not made, and has futures wait for the steps that the engine runs

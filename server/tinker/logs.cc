@@ -1,5 +1,7 @@
 #include "server/tinker/logs.h"
 
+#include <algorithm>
+#include <memory>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -10,6 +12,8 @@
 #include "absl/strings/strip.h"
 #include "server/http/replies.h"
 #include "server/tinker/credentials.h"
+#include "server/tinker/handlers.h"
+#include "server/tinker/ledger.h"
 #include "server/tinker/sessions.h"
 #include "server/tinker/training.h"
 #include "src/base/status_macros.h"
@@ -21,7 +25,11 @@ namespace {
 constexpr absl::string_view kPrefix = "log";
 constexpr size_t kDigits = 3;
 
-constexpr char kMisdirected[] = "the request is for log ";
+constexpr size_t kSessionLength = 32;
+
+constexpr char kMisdirected[] =
+    "the request is for a session that the server at ";
+constexpr char kArriving[] = "the session is arriving: try again";
 constexpr int kMisdirectedStatus = 421;
 
 constexpr absl::string_view kRunPath = "training_runs/*";
@@ -43,15 +51,54 @@ std::string IdOf(const Route& route, const Call& call) {
   return "";
 }
 
-HttpReply Misdirected(int log, const std::string& door,
+HttpReply Misdirected(const std::string& door,
                       const absl::StatusOr<std::string>& owner) {
   if (!owner.ok()) return ErrorReply(owner.status());
-  const std::string text =
-      absl::StrCat(kMisdirected, log, ", which the server at ", *owner, " has");
+  const std::string text = absl::StrCat(kMisdirected, *owner, " has");
   if (door.empty()) return ErrorReply(absl::UnavailableError(text));
   HttpReply reply = JsonReply({{"detail", text}}, kMisdirectedStatus);
   reply.headers.emplace_back(kOwnerHeader, *owner);
   return reply;
+}
+
+// Returns whether a session has such an id, which the directory may know.
+bool IsSessionId(absl::string_view id) {
+  return id.size() == kSessionLength &&
+         std::ranges::all_of(
+             id, [](unsigned char c) { return absl::ascii_isalnum(c); });
+}
+
+// Returns whether the request is served while the session is on its way.
+bool IsServedMeanwhile(const Front& front, const Route& route,
+                       const Call& call) {
+  return route.action == Action(BeatSession) ||
+         (route.action == Action(RetrieveFuture) &&
+          front.futures.Has(Text(call.body, "request_id", "").value_or("")));
+}
+
+// Answers the request when it is known who has the session.
+void AskOwner(Front& front, const std::string& session, int home,
+              const CallPtr& call, const Respond& respond,
+              const std::function<void()>& serve) {
+  const uint64_t number = ++front.last_misdirected;
+  front.misdirected[number] = [&front, session, call, respond, serve](
+                                  const absl::StatusOr<std::string>& owner) {
+    if (!absl::IsNotFound(owner.status())) {
+      return respond(Misdirected(call->http.door, owner));
+    }
+    // It may have come here meanwhile.
+    SyncSession(front, session);
+    if (!front.sessions.Has(session)) return serve();
+    Fail(respond, absl::UnavailableError(kArriving));
+  };
+  front.port.core()->engine.Peek()->FindOwner(
+      IsSessionId(session) ? session : "", home,
+      [&front, port = front.port,
+       number](const absl::StatusOr<std::string>& owner) {
+        port.Post([&front, number, owner] {
+          front.misdirected.extract(number).mapped()(owner);
+        });
+      });
 }
 
 }  // namespace
@@ -82,36 +129,31 @@ absl::StatusOr<std::string> NewSessionId(const Front& front) {
   return absl::StrCat(prefix, id.substr(prefix.size()));
 }
 
-std::optional<int> OtherLogOf(const Front& front, const Route& route,
-                              const Call& call) {
+bool IsElsewhere(Front& front, const Route& route, const CallPtr& call,
+                 const Respond& respond, const std::function<void()>& serve) {
   const engine::Engine* const engine = front.port.core()->engine.Peek();
   if (engine == nullptr || engine->info().num_logs == 1 || !front.restored) {
-    return std::nullopt;
+    return false;
   }
-  const std::string id = IdOf(route, call);
-  if (id.empty() || front.sessions.Has(std::string(SessionOf(id)))) {
-    return std::nullopt;
+  const std::string id = IdOf(route, *call);
+  if (id.empty()) return false;
+  const std::string session(SessionOf(id));
+  SyncSession(front, session);
+  const absl::Status held = engine->CheckHeld(session);
+  const bool arrives = front.arriving.contains(session);
+  const bool has = front.sessions.Has(session);
+  if (!held.ok() || arrives) {
+    if (has && IsServedMeanwhile(front, route, *call)) return false;
+    Fail(respond, arrives ? absl::UnavailableError(kArriving) : held);
+    return true;
   }
-  const EngineInfo& info = engine->info();
+  if (has) return false;
   // Sessions without a log are of a time when the state had one. The copy of a
   // checkpoint is a run without a session, and in any log.
-  const int log = LogOf(id).value_or(route.path == kRunPath ? info.log : 0);
-  if (log == info.log || log >= info.num_logs) return std::nullopt;
-  return log;
-}
-
-void SendToLog(Front& front, int log, const Call& call,
-               const Respond& respond) {
-  const uint64_t number = ++front.last_misdirected;
-  front.misdirected[number] = respond;
-  front.port.core()->engine.Peek()->FindOwner(
-      log, [&front, port = front.port, log, number,
-            door = call.http.door](const absl::StatusOr<std::string>& owner) {
-        port.Post([&front, log, number, door, owner] {
-          front.misdirected.extract(number).mapped()(
-              Misdirected(log, door, owner));
-        });
-      });
+  const std::optional<int> log = LogOf(id);
+  if (!log && route.path == kRunPath) return false;
+  AskOwner(front, session, log.value_or(0), call, respond, serve);
+  return true;
 }
 
 }  // namespace weft::server::tinker

@@ -14,9 +14,9 @@
 #include "server/wire/field_checks.h"
 #include "server/wire/response_conversion.h"
 #include "server/wire/status_conversion.h"
-#include "server/wire/tinker_names.h"
 #include "src/base/status_macros.h"
 #include "src/request/adapter.h"
+#include "src/request/move_unit.h"
 #include "weft/v1/adapters.pb.h"
 
 namespace weft::server::tinker {
@@ -216,7 +216,7 @@ std::string AdapterOfModel(absl::string_view model_id) {
 }
 
 std::string ModelOfAdapter(absl::string_view adapter_id) {
-  if (!IsModelAdapter(adapter_id)) return std::string(adapter_id);
+  if (UnitOf(adapter_id) == adapter_id) return std::string(adapter_id);
   return absl::StrReplaceAll(adapter_id, {{".train.", ":train:"}});
 }
 
@@ -321,9 +321,10 @@ void UnloadModelsOf(Front& front, const std::string& session) {
   }
 }
 
-void RestoreModels(Front& front) {
+void RestoreModels(Front& front, const std::string& session) {
   std::vector<std::string> orphans;
-  for (const LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kModel)) {
+  for (const LedgerEntry& entry :
+       front.ledger.ReadAll(EntryKind::kModel, session)) {
     Model& model = *front.models.Add(entry.id, {}).first;
     model.id = entry.id;
     model.session = entry.fields.value("session", "");

@@ -151,21 +151,28 @@ absl::StatusOr<const Route*> Judge(const Front& front, Call* call) {
   return route;
 }
 
-// Does what the route says. Errors: those of the handler.
-absl::Status Act(Front& front, const Route& route, const CallPtr& call,
-                 const Respond& respond) {
-  if (const auto* const refusal = std::get_if<const char*>(&route.action)) {
-    return absl::UnimplementedError(*refusal);
-  }
-  if (const std::optional<int> log = OtherLogOf(front, route, *call)) {
-    SendToLog(front, *log, *call, respond);
-    return absl::OkStatus();
-  }
+// Does what the route's action says. Errors: those of the handler.
+absl::Status ActHere(Front& front, const Route& route, const CallPtr& call,
+                     const Respond& respond) {
   if (const auto* const handler = std::get_if<Handler*>(&route.action)) {
     return (**handler)(front, call, respond);
   }
   Reply(respond, std::get<Answer*>(route.action)(front, *call));
   return absl::OkStatus();
+}
+
+// Does what the route says, perhaps later. Errors: those of the handler.
+absl::Status Act(Front& front, const Route& route, const CallPtr& call,
+                 const Respond& respond) {
+  if (const auto* const refusal = std::get_if<const char*>(&route.action)) {
+    return absl::UnimplementedError(*refusal);
+  }
+  const auto serve = [&front, &route, call, respond] {
+    const absl::Status refused = ActHere(front, route, call, respond);
+    if (!refused.ok()) Fail(respond, refused);
+  };
+  if (IsElsewhere(front, route, call, respond, serve)) return absl::OkStatus();
+  return ActHere(front, route, call, respond);
 }
 
 // Serves a call whose body was read with the outcome `read`.

@@ -513,8 +513,9 @@ void DropSnapshotsOf(Front& front, const Model& model) {
   }
 }
 
-void RestoreSamplers(Front& front) {
-  for (const LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kSampler)) {
+void RestoreSamplers(Front& front, const std::string& session) {
+  for (const LedgerEntry& entry :
+       front.ledger.ReadAll(EntryKind::kSampler, session)) {
     auto sampler = entry.fields.get<Sampler>();
     sampler.id = entry.id;
     if (!front.sessions.Has(sampler.session)) {

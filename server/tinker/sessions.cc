@@ -34,6 +34,13 @@ void EndSession(Front& front, const std::string& id) {
   front.sessions.Take(id);
 }
 
+// Returns whether the session is on its way to another log, where alone it may
+// end.
+bool IsHeld(const Front& front, const std::string& id) {
+  const engine::Engine* const engine = front.port.core()->engine.Peek();
+  return engine != nullptr && !engine->CheckHeld(id).ok();
+}
+
 Json MadeSession(const std::string& id) {
   return {{"type", "create_session"}, {"session_id", id}};
 }
@@ -118,7 +125,9 @@ absl::Status MakeRoom(Front& front, const Call& call, absl::Time now) {
   for (const auto& [id, session] : front.sessions) {
     if (session.owner != call.owner()) continue;
     ++count;
-    if (now - session.last_beat >= kSilence) silent.push_back(&session);
+    if (now - session.last_beat >= kSilence && !IsHeld(front, id)) {
+      silent.push_back(&session);
+    }
   }
   if (count < kMaxSessions) return absl::OkStatus();
   std::ranges::sort(silent, {}, &Session::last_beat);
@@ -234,6 +243,7 @@ absl::StatusOr<Json> FinishSession(Front& front, const Call& call) {
 }
 
 absl::StatusOr<Json> ListSessions(Front& front, const Call& call) {
+  SyncSessions(front);
   const Json all = front.sessions.Where(
       [&](const Session& session) { return session.owner == call.owner(); });
   return PageJson(call, "sessions", all);
@@ -249,16 +259,33 @@ absl::StatusOr<Json> GetSession(Front& front, const Call& call) {
 }
 
 void SweepSessions(Front& front, absl::Time now) {
-  const auto is_over = [now](const Session& session) {
-    return now - session.last_beat > kSessionTimeout;
+  SyncSessions(front);
+  const auto is_over = [&front, now](const Session& session) {
+    return now - session.last_beat > kSessionTimeout &&
+           !IsHeld(front, session.id);
   };
   for (const std::string& id : front.sessions.Where(is_over)) {
     EndSession(front, id);
   }
 }
 
-void RestoreSessions(Front& front, absl::Time now) {
-  for (LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kSession)) {
+void LeaveSession(Front& front, const std::string& id) {
+  front.futures.DropOpen(absl::StrCat(id, ":"));
+  CancelSamples(front, absl::StrCat(id, ":"));
+  for (const std::string& model : front.models.OfSession(id)) {
+    front.models.Take(model);
+  }
+  for (const std::string& sampler : front.samplers.OfSession(id)) {
+    front.samplers.Take(sampler);
+  }
+  for (const std::string& loss : front.losses.OfSession(id)) {
+    front.losses.Take(loss);
+  }
+  front.sessions.Take(id);
+}
+
+void RestoreSessions(Front& front, absl::Time now, const std::string& only) {
+  for (LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kSession, only)) {
     const Caller caller = CallerFromJson(entry.fields["caller"]);
     Session session{.id = entry.id,
                     .caller = caller,
@@ -416,6 +443,7 @@ absl::Status SearchSessions(Front& front, const CallPtr& call,
   return ListCheckpoints(
       front, call, "",
       ReplyWith(respond, [&front, call, search](const Checkpoints& listed) {
+        SyncSessions(front);
         const auto found = FindPage(front, *call, search);
         const auto size =
             std::min(found.size(), static_cast<size_t>(search.limit));

@@ -33,9 +33,13 @@ inline constexpr absl::Duration kSilence = absl::Minutes(5);
 // Ends the sessions that have had no heartbeat for more than kSessionTimeout.
 void SweepSessions(Front& front, absl::Time now);
 
-// Reads the sessions from the ledger. Each session starts as if its last
-// heartbeat had come at `now`.
-void RestoreSessions(Front& front, absl::Time now);
+// Reads the sessions from the ledger, or one of them. Each session starts as if
+// its last heartbeat had come at `now`.
+void RestoreSessions(Front& front, absl::Time now,
+                     const std::string& session = "");
+// Forgets a session that has gone to another log, and all that is its own.
+// Clients that wait for its futures are told to send the requests again.
+void LeaveSession(Front& front, const std::string& id);
 
 // Returns the session of a model, a sampling session, or one of their futures,
 // by its id, which begins with the session's. Threads: any.
@@ -82,9 +86,9 @@ void ForgetModel(Front& front, const std::string& id);
 // (Adapters::Delete).
 void UnloadModelsOf(Front& front, const std::string& session);
 
-// Reads the models from the ledger. Deletes models that have no session. Call
-// it after RestoreSessions.
-void RestoreModels(Front& front);
+// Reads the models from the ledger, or those of one session. Deletes models
+// that have no session. Call it after RestoreSessions.
+void RestoreModels(Front& front, const std::string& session = "");
 
 inline constexpr size_t kMaxSnapshots = 32;
 // One session may have at most this many sampling sessions without a snapshot.
@@ -118,10 +122,10 @@ void DropSamplersOf(Front& front, const std::string& session);
 // themselves are deleted with the model's adapter.
 void DropSnapshotsOf(Front& front, const Model& model);
 
-// Reads the sampling sessions from the ledger. Drops a sampling session if its
-// session is gone. Deletes the adapters that earlier versions loaded for them.
-// Call it after RestoreSessions.
-void RestoreSamplers(Front& front);
+// Reads the sampling sessions from the ledger, or those of one session. Drops a
+// sampling session if its session is gone. Deletes the adapters that earlier
+// versions loaded for them. Call it after RestoreSessions.
+void RestoreSamplers(Front& front, const std::string& session = "");
 
 }  // namespace weft::server::tinker
 

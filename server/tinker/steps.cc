@@ -148,10 +148,22 @@ bool GoesOn(const Front& front, const absl::Status& status) {
          !(reason && reason->name == "ADAPTER_RECOVERING");
 }
 
+// Returns whether the model's session is on its way to another log, or there.
+bool IsMoving(const absl::Status& status) {
+  const std::optional<Reason> reason = FindReason(status);
+  return reason &&
+         (reason->name == "ADAPTER_RECOVERING" || reason->name == "MOVED");
+}
+
 // Ends the future of a request that makes or unloads a model. The ledger
-// forgets the request, because the engine has the model.
+// forgets the request, because the engine has the model. If the model's session
+// moves, the client sends the request again.
 void EndRequest(Front& front, const PromiseId& id, Result result) {
   if (GoesOn(front, result.status())) return;
+  if (IsMoving(result.status())) {
+    front.futures.Drop(id.ToString());
+    return front.writes.End(id.ToString(), absl::OkStatus());
+  }
   if (id.seq) front.ledger.Erase(EntryKind::kMaking, id.model);
   Finish(front, id.ToString(), std::move(result));
 }
@@ -195,7 +207,13 @@ void EndStep(Front& front, const StepEnd& end,
   KeepPublished(front, *model, published->name,
                 [&front, future = end.future,
                  output = std::move(output)](const absl::Status& kept) {
-                  Finish(front, future, kept.ok() ? output : Result(kept));
+                  if (!IsMoving(kept)) {
+                    return Finish(front, future,
+                                  kept.ok() ? output : Result(kept));
+                  }
+                  // The client asks again where the session goes.
+                  front.futures.Drop(future);
+                  front.writes.End(future, absl::OkStatus());
                 });
 }
 
@@ -298,6 +316,10 @@ void RunStep(Front& front, const std::shared_ptr<const NewStep>& step) {
         const bool is_new = front.writes.Has(info.future);
         if (is_new && RetryMillis(status)) {
           return Refuse(front, info.future, status);
+        }
+        if (is_new && IsMoving(status)) {
+          return Refuse(front, info.future,
+                        absl::UnavailableError(status.message()));
         }
         EndStep(front, info, reply);
       };

@@ -285,8 +285,8 @@ void DropLossesOf(Front& front, const std::string& session) {
   }
 }
 
-void RestoreLosses(Front& front) {
-  for (LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kLoss)) {
+void RestoreLosses(Front& front, const std::string& session) {
+  for (LedgerEntry& entry : front.ledger.ReadAll(EntryKind::kLoss, session)) {
     UploadedLoss loss{.session = entry.fields.value("session", ""),
                       .loss = std::move(entry.bytes)};
     if (!front.sessions.Has(loss.session)) {

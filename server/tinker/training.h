@@ -36,7 +36,7 @@ inline constexpr size_t kMaxLosses = 64;
 void DropLossesOf(Front& front, const std::string& session);
 
 // Reads the losses of the restored sessions from the ledger.
-void RestoreLosses(Front& front);
+void RestoreLosses(Front& front, const std::string& session = "");
 
 }  // namespace weft::server::tinker
 

@@ -9,9 +9,7 @@
 #include "server/wire/file_assembler.h"
 #include "server/wire/request_validation.h"
 #include "server/wire/response_conversion.h"
-#include "server/wire/tinker_names.h"
 #include "src/base/status_macros.h"
-#include "src/base/tokens.h"
 
 namespace weft::server {
 namespace {
@@ -146,14 +144,6 @@ absl::StatusOr<std::string> Validate(const v1::DeleteAdapterRequest& request,
 absl::StatusOr<MoveAdapterRequest> Validate(
     const v1::MoveAdapterRequest& request, const RequestLimits& limits) {
   WEFT_ASSIGN_OR_RETURN(const std::string id, ReadAdapterId(request, limits));
-  // An admin names adapters of tenants as TENANT~ID.
-  const absl::string_view name =
-      absl::string_view(id).substr(id.find(kTenantSeparator) + 1);
-  if (IsModelAdapter(name)) {
-    return absl::UnimplementedError(absl::StrCat(
-        "adapter_id: '", id,
-        "' belongs to a session of the Tinker API, which cannot move yet"));
-  }
   // The engine knows how many logs there are.
   WEFT_RETURN_IF_ERROR(
       CheckCount("log", request.log(), 0, std::numeric_limits<int>::max()));

@@ -19,7 +19,7 @@ std::string KeyOf(int log) { return absl::StrCat("arrivals/", log); }
 // A line of JSON, and then the record.
 std::string Encode(const Arrival& arrival) {
   const json fields = {{kSender, arrival.from},
-                       {kAdapter, arrival.adapter_id},
+                       {kAdapter, arrival.unit},
                        {kEntryTag, arrival.entry},
                        {kRefused, arrival.refused}};
   return absl::StrCat(
@@ -41,7 +41,7 @@ absl::StatusOr<Arrival> Decode(const std::string& bytes,
     return absl::DataLossError(absl::StrCat(name, " is damaged"));
   }
   return Arrival{.from = fields[kSender].get<int>(),
-                 .adapter_id = fields[kAdapter].get<std::string>(),
+                 .unit = fields[kAdapter].get<std::string>(),
                  .entry = fields[kEntryTag].get<std::string>(),
                  .record = bytes.substr(end + 1),
                  .refused = fields[kRefused].get<std::string>()};
@@ -62,7 +62,7 @@ absl::Status Arrivals::Send(int to, const Arrival& arrival) {
   // A larger object could be created twice.
   if (bytes.size() > store::kMaxAtomicBytes) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "the record of '", arrival.adapter_id, "' with its stored replies has ",
+        "the record of '", arrival.unit, "' with its stored replies has ",
         bytes.size(), " bytes, a message to another log may have ",
         store::kMaxAtomicBytes,
         ": make more steps, whose replies are smaller"));

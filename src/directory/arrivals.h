@@ -1,8 +1,8 @@
-// The mailbox of each log in an object store: the adapter that another log
-// sends to it, one at a time. What happens to the adapter is decided by its
-// entry in the directory alone, so a message may come late, and get lost.
+// The mailbox of each log in an object store: the unit that another log sends
+// to it, one at a time. What happens to the unit is decided by its entry in the
+// directory alone, so a message may come late, and get lost.
 //
-//   arrivals/<log>    where the adapter comes from, and its record
+//   arrivals/<log>    where the unit comes from, and its record
 #ifndef WEFT_SRC_DIRECTORY_ARRIVALS_H_
 #define WEFT_SRC_DIRECTORY_ARRIVALS_H_
 
@@ -25,9 +25,9 @@ absl::Status AsAnswer(const absl::Status& status);
 
 struct Arrival {
   int from = 0;  // The log that has sent it.
-  std::string adapter_id;
-  // The version of the adapter's entry in the directory. Another adapter, or
-  // the same one again, has another version.
+  std::string unit;
+  // The version of the unit's entry in the directory. Another unit, or the same
+  // one again, has another version.
   std::string entry;
   std::string record;   // For the log that gets it.
   std::string refused;  // Why that log does not take it; else empty.
@@ -47,14 +47,14 @@ class Arrivals {
   Arrivals(store::ObjectStore* store, int own, std::function<bool()> answers)
       : store_(*store), own_(own), answers_(std::move(answers)) {}
 
-  // Sends an adapter to log `to`, unless it is on its way already. Errors:
+  // Sends a unit to log `to`, unless it is on its way already. Errors:
   // ALREADY_EXISTS if another one is; RESOURCE_EXHAUSTED if the record is too
   // large.
   absl::Status Send(int to, const Arrival& arrival);
   // Returns what is on its way to the log. Errors: NOT_FOUND; DATA_LOSS if the
   // message is damaged.
   absl::StatusOr<FoundArrival> Find(int log) const;
-  // Tells the sender of a message to this log that its adapter must stay.
+  // Tells the sender of a message to this log that its unit must stay.
   absl::Status Refuse(const FoundArrival& found, const std::string& reason);
   // Removes this message to this log, if it is still there.
   absl::Status Remove(const FoundArrival& found) {

@@ -8,6 +8,7 @@
 #include "src/base/observe/log.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
+#include "src/request/move_unit.h"
 
 namespace weft::directory {
 namespace {
@@ -19,7 +20,7 @@ constexpr char kLog[] = "log";
 constexpr char kBorn[] = "born";
 
 std::string KeyOf(const std::string& adapter_id) {
-  return absl::StrCat(kEntries, adapter_id);
+  return absl::StrCat(kEntries, UnitOf(adapter_id));
 }
 
 }  // namespace
@@ -69,7 +70,7 @@ absl::Status Directory::CheckOwn(const std::string& adapter_id,
   if (*entry.log == logs_.own) return absl::OkStatus();
   const absl::StatusOr<OwnerAddress> owner = logs_.owner(*entry.log);
   WEFT_RETURN_IF_ERROR(AsAnswer(owner.status()));
-  memory_->Note(adapter_id, *entry.log, owner->value_or(""));
+  memory_->Note(UnitOf(adapter_id), *entry.log, owner->value_or(""));
   return MovedTo(owner->value_or(""), adapter_id);
 }
 
@@ -77,7 +78,7 @@ absl::Status Directory::Find(const std::string& adapter_id) const {
   const absl::StatusOr<Entry> entry = Read(adapter_id);
   if (entry.ok()) WEFT_RETURN_IF_ERROR(CheckOwn(adapter_id, *entry));
   if (!entry.ok() && !absl::IsNotFound(entry.status())) return entry.status();
-  memory_->Forget(adapter_id);
+  memory_->Forget(UnitOf(adapter_id));
   return AsAnswer(logs_.confirm_own());
 }
 
@@ -145,13 +146,13 @@ absl::Status Directory::Write(const std::string& adapter_id) {
 absl::Status Directory::Claim(const std::string& adapter_id) {
   WEFT_RETURN_IF_ERROR(Write(adapter_id));
   MutexLock lock(&mu_);
-  ++claims_[adapter_id];
+  ++claims_[UnitOf(adapter_id)];
   return absl::OkStatus();
 }
 
 void Directory::EndClaim(const std::string& adapter_id) {
   MutexLock lock(&mu_);
-  const auto claim = claims_.find(adapter_id);
+  const auto claim = claims_.find(UnitOf(adapter_id));
   if (--claim->second == 0) claims_.erase(claim);
 }
 
@@ -161,7 +162,7 @@ absl::Status Directory::Free(const std::string& adapter_id,
     // A claim that has ended has made its adapter, or will be freed by another
     // call. No claim begins during this one.
     MutexLock lock(&mu_);
-    if (claims_.contains(adapter_id)) return absl::OkStatus();
+    if (claims_.contains(UnitOf(adapter_id))) return absl::OkStatus();
   }
   if (exists()) return absl::OkStatus();
   const absl::StatusOr<Entry> entry = Read(adapter_id);
@@ -182,7 +183,7 @@ absl::Status Directory::Restore(const std::set<std::string>& adapter_ids) {
   std::set<std::string> named;
   for (const store::ListedObject& entry : *entries) named.insert(entry.key);
   for (const std::string& adapter_id : adapter_ids) {
-    if (named.contains(KeyOf(adapter_id))) continue;
+    if (!named.insert(KeyOf(adapter_id)).second) continue;
     const absl::Status claimed = Claim(adapter_id);
     if (!claimed.ok()) {
       if (!FindReason(claimed)) return claimed;
@@ -193,6 +194,28 @@ absl::Status Directory::Restore(const std::set<std::string>& adapter_ids) {
     EndClaim(adapter_id);
   }
   return absl::OkStatus();
+}
+
+void Directory::FindOwner(
+    const std::string& unit, int home,
+    std::function<void(const absl::StatusOr<std::string>&)> done) {
+  // No name has a space.
+  memory_->FindOwner(
+      unit.empty() ? absl::StrCat("log ", home) : unit,
+      [this, unit, home]() -> absl::StatusOr<int> {
+        const absl::StatusOr<Entry> entry =
+            unit.empty() ? absl::NotFoundError("") : Read(unit);
+        if (!entry.ok() && !absl::IsNotFound(entry.status())) {
+          return entry.status();
+        }
+        const int log = entry.ok() ? entry->log.value_or(home) : home;
+        if (log == logs_.own || log < 0 || log >= logs_.count) {
+          return absl::NotFoundError(
+              absl::StrCat("no other log has '", unit, "'"));
+        }
+        return log;
+      },
+      std::move(done));
 }
 
 absl::Status Directory::SendElsewhere(const std::string& adapter_id) const {

@@ -1,16 +1,18 @@
 // Says which of the logs in an object store has an adapter. A name is that of
-// at most one adapter in all logs.
+// at most one adapter in all logs. The adapters of one unit
+// (src/request/move_unit.h) are in one log, and share an entry.
 //
-//   adapters/<adapter id>    the log of the adapter, and which claim it is
-//   arrivals/<log>           an adapter on its way to the log (arrivals.h)
-//   shared/<name>            what all logs use (Agree)
+//   adapters/<unit>    the log of the unit, and which claim it is
+//   arrivals/<log>     a unit on its way to the log (arrivals.h)
+//   shared/<name>      what all logs use (Agree)
 //
 // No two entries are equal, so that a late deletion spares a newer one, and
-// each has a version. While an adapter goes from one log to another, both logs
-// may replace the entry of one version (Take), and one can.
+// each has a version. While a unit goes from one log to another, both logs may
+// replace the entry of one version (Take), and one can.
 // An entry comes before the adapter, and goes after it. So after a crash an
 // entry may name a log without the adapter: the name is free then, for the
-// owner of that log alone.
+// owner of that log alone. All functions take the name of an adapter, or of its
+// unit.
 #ifndef WEFT_SRC_DIRECTORY_DIRECTORY_H_
 #define WEFT_SRC_DIRECTORY_DIRECTORY_H_
 
@@ -92,6 +94,13 @@ class Directory {
   // knows about the adapter is right. Errors: moved, if another log has it.
   absl::Status Find(const std::string& adapter_id) const;
 
+  // Gives `done` HOST:PORT of the owner of another log that has the unit, or of
+  // the log `home` if the unit has no entry or is empty. `done` runs at once if
+  // that is remembered, else on the memory's thread. Errors: NOT_FOUND, if no
+  // other log has it. Threads: any.
+  void FindOwner(const std::string& unit, int home,
+                 std::function<void(const absl::StatusOr<std::string>&)> done);
+
   // Returns "moved" with the address of the name's log, or of any other one's.
   absl::Status SendElsewhere(const std::string& adapter_id) const;
 
@@ -101,7 +110,7 @@ class Directory {
   void EndClaim(const std::string& adapter_id) ABSL_LOCKS_EXCLUDED(mu_);
 
   // Frees the name, unless it has a claim or `exists` returns true. `exists`
-  // says whether this log has the adapter.
+  // says whether this log has anything of the unit.
   absl::Status Free(const std::string& adapter_id,
                     const std::function<bool()>& exists);
 

@@ -61,26 +61,33 @@ std::string OwnerMemory::OwnerOf(const std::string& adapter_id) {
   return owner;
 }
 
-void OwnerMemory::Learn(std::function<void()> read) {
+bool OwnerMemory::Learn(std::function<void()> read) {
   if (num_waiting_.fetch_add(1) >= kMaxWaiting) {
     --num_waiting_;
-    return;
+    return false;
   }
   reads_.Post([this, read = std::move(read)] {
     --num_waiting_;
     read();
   });
+  return true;
 }
 
 void OwnerMemory::FindOwner(
-    int log, std::function<void(const absl::StatusOr<std::string>&)> done) {
-  const std::string owner = Remembered(log);
+    const std::string& unit, const ReadLog& read_log,
+    std::function<void(const absl::StatusOr<std::string>&)> done) {
+  const std::string owner = OwnerOf(unit);
   if (!owner.empty()) return done(owner);
-  reads_.Post([this, log, done = std::move(done)] {
+  const bool waits = Learn([this, unit, read_log, done] {
     // Others may have waited for the same read.
-    const std::string read = Remembered(log);
-    done(read.empty() ? Read(log) : read);
+    const std::string learned = OwnerOf(unit);
+    if (!learned.empty()) return done(learned);
+    const absl::StatusOr<int> log = read_log();
+    if (!log.ok()) return done(log.status());
+    logs_.Put(unit, *log, SteadyNow());
+    done(Read(*log));
   });
+  if (!waits) done(absl::UnavailableError("too many look-ups: try again"));
 }
 
 }  // namespace weft::directory

@@ -83,6 +83,8 @@ class OwnerMemory {
   // Looks up which log has an adapter, and calls Note or Forget. Blocks on the
   // store.
   using Find = std::function<void(const std::string& adapter_id)>;
+  // Reads which other log has a unit. Blocks on the store.
+  using ReadLog = std::function<absl::StatusOr<int>()>;
 
   // The functions run on the object's own thread.
   OwnerMemory(ReadOwner read_owner, Find find);
@@ -95,10 +97,10 @@ class OwnerMemory {
   // Returns HOST:PORT of the other log's owner that has the adapter, as far as
   // is known; empty otherwise. Never waits.
   std::string OwnerOf(const std::string& adapter_id);
-  // Gives `done` HOST:PORT of the log's owner: at once if it is known, else
-  // when it is read, on the object's own thread. Errors: UNAVAILABLE if nobody
-  // has the log, and those of the read.
-  void FindOwner(int log,
+  // Gives `done` HOST:PORT of the owner of the log that has the unit: at once
+  // if it is known, else when it is read, on the object's own thread. Errors:
+  // UNAVAILABLE if nobody has the log, or many wait, and those of the reads.
+  void FindOwner(const std::string& unit, const ReadLog& read_log,
                  std::function<void(const absl::StatusOr<std::string>&)> done);
 
   // Ends the thread. Callbacks that wait do not run then.
@@ -108,8 +110,8 @@ class OwnerMemory {
   // Returns the owner that is remembered. Has an old one read again.
   std::string Remembered(int log);
   absl::StatusOr<std::string> Read(int log);
-  // Runs `read` on the object's own thread, unless many wait there.
-  void Learn(std::function<void()> read);
+  // Runs `read` on the object's own thread. Returns false if many wait there.
+  bool Learn(std::function<void()> read);
   void NoteOwner(int log, const std::string& owner);
 
   const ReadOwner read_owner_;

@@ -147,18 +147,36 @@ absl::Status AdapterDesk::CheckReady(const std::string& id) const {
 
 absl::Status AdapterDesk::CheckNew(const std::string& id,
                                    const std::string& tenant) const {
+  return CheckNew({{id, tenant}});
+}
+
+absl::Status AdapterDesk::CheckNew(
+    const std::map<std::string, std::string>& tenants) const {
   MutexLock lock(&s_.mu);
+  int before = 0;
+  std::map<std::string, int> before_of;
+  for (const auto& [id, tenant] : tenants) {
+    WEFT_RETURN_IF_ERROR(
+        CheckNewAfter(before++, before_of[tenant]++, id, tenant));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AdapterDesk::CheckNewAfter(int before, int before_of_tenant,
+                                        const std::string& id,
+                                        const std::string& tenant) const {
   WEFT_RETURN_IF_ERROR(s_.CheckReady(id));
   if (s_.keys.contains(id)) {
     return absl::AlreadyExistsError(
         absl::StrCat("adapter_id: '", id, "' exists"));
   }
-  const auto num_adapters = static_cast<int>(s_.keys.size());
+  const int num_adapters = static_cast<int>(s_.keys.size()) + before;
   WEFT_RETURN_IF_ERROR(CheckSettled(num_adapters, s_.options.max_adapters,
                                     s_.CountRecovering(nullptr)));
   const auto found = s_.tenants.find(tenant);
-  const TenantAdapters held =
+  TenantAdapters held =
       found == s_.tenants.end() ? TenantAdapters() : found->second;
+  held.count += before_of_tenant;
   if (num_adapters >= s_.options.max_adapters) {
     // Says what the tenant has, and not what the others have. Without tokens
     // each adapter is a tenant.

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -49,6 +50,10 @@ class AdapterDesk {
   // (ADAPTER_RECOVERING: as CheckReady, or adapters that are not restored yet
   // decide whether there is room).
   absl::Status CheckNew(const std::string& id, const std::string& tenant) const;
+  // Returns the same for adapters that are to be created together, by their
+  // ids and tenants.
+  absl::Status CheckNew(
+      const std::map<std::string, std::string>& tenants) const;
   // Wraps `done` for a create, so that a repeated call gets the same answer. If
   // the adapter exists with the same tenant, config and durability and has run
   // no step, `done` gets its info instead of ALREADY_EXISTS.
@@ -110,6 +115,12 @@ class AdapterDesk {
   void ResumeMove(AdapterKey key);
 
  private:
+  // Returns CheckNew for an adapter that comes after others, of which some are
+  // of the same tenant.
+  absl::Status CheckNewAfter(int before, int before_of_tenant,
+                             const std::string& id,
+                             const std::string& tenant) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
   std::vector<EngineTask> DropWaiter(const SlotWaiter& waiter,
                                      const absl::Status& status)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);

@@ -4,22 +4,12 @@
 #include <memory>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "src/base/observe/log.h"
 #include "src/base/status_macros.h"
+#include "src/request/move_unit.h"
 
 namespace weft::dispatch {
-namespace {
-
-// Returns whether the step is one of the adapter, or one that it teaches.
-bool Needs(const StepWork& work, std::optional<AdapterKey> key,
-           const std::string& adapter_id) {
-  const auto* const train = std::get_if<TrainRequest>(&work.request);
-  return work.adapter == key ||
-         (train != nullptr && train->loss.teacher.adapter_id == adapter_id);
-}
-
-}  // namespace
-
 void RecoveryDesk::Reserve(uint64_t next_key, uint64_t last_epoch,
                            uint64_t next_work) {
   MutexLock lock(&s_.mu);
@@ -47,56 +37,94 @@ void RecoveryDesk::SetRecovering(std::map<std::string, std::string> tenants) {
 void RecoveryDesk::SetReady(const std::string& adapter_id) {
   MutexLock lock(&s_.mu);
   s_.recovering.erase(adapter_id);
-  s_.held_ids.erase(adapter_id);
   s_.ShowAdapters();
 }
 
-absl::Status RecoveryDesk::Hold(const std::string& adapter_id,
-                                const std::string& tenant) {
+bool RecoveryDesk::IsIn(const std::string& unit, AdapterKey key) const {
+  const AdapterRecord* const record = s_.Find(key);
+  return record != nullptr && !record->hidden &&
+         UnitOf(record->info.adapter_id) == unit;
+}
+
+bool RecoveryDesk::Needs(const StepWork& work, const std::string& unit) const {
+  const auto* const train = std::get_if<TrainRequest>(&work.request);
+  return IsIn(unit, work.adapter) ||
+         (train != nullptr && UnitOf(train->loss.teacher.adapter_id) == unit);
+}
+
+absl::Status RecoveryDesk::Hold(
+    const std::string& unit,
+    const std::map<std::string, std::string>& tenants) {
   MutexLock lock(&s_.mu);
-  if (const AdapterRecord* const record = s_.Find(adapter_id)) {
-    WEFT_RETURN_IF_ERROR(record->stopped);
+  for (const auto& [key, record] : s_.adapters) {
+    if (IsIn(unit, key)) WEFT_RETURN_IF_ERROR(record.stopped);
   }
-  s_.recovering.emplace(adapter_id, tenant);
-  s_.held_ids.insert(adapter_id);
-  s_.ShowAdapters();
-  const std::optional<AdapterKey> key = s_.KeyOf(adapter_id);
   std::vector<uint64_t> behind_gaps;
   for (const auto& [id, work] : s_.steps) {
-    if (Needs(*work, key, adapter_id) && work->step > 0 && !work->note &&
-        s_.scheduler.Ahead(work->adapter, work->step) > 0 &&
-        s_.scheduler.Remove(id)) {
-      behind_gaps.push_back(id);
+    if (!Needs(*work, unit) || work->step == 0 ||
+        s_.scheduler.Ahead(work->adapter, work->step) == 0) {
+      continue;
     }
+    if (work->note) {
+      return absl::UnavailableError(absl::StrCat(
+          "an accepted step of '", unit,
+          "' waits for earlier ones, which have not come: try again"));
+    }
+    behind_gaps.push_back(id);
   }
+  s_.recovering.insert(tenants.begin(), tenants.end());
+  s_.held_units.insert(unit);
+  s_.ShowAdapters();
   for (const uint64_t id : behind_gaps) {
-    s_.Drop(id, s_.CheckReady(adapter_id));
+    if (s_.scheduler.Remove(id)) s_.Drop(id, s_.CheckReady(unit));
   }
   return absl::OkStatus();
 }
 
-bool RecoveryDesk::IsQuiet(AdapterKey key) const {
+void RecoveryDesk::Release(const std::string& unit) {
   MutexLock lock(&s_.mu);
-  const AdapterRecord* const record = s_.Find(key);
-  if (record == nullptr || !record->tasks.empty()) return false;
-  const auto has_step = [&](const auto& entry) {
-    return Needs(*entry.second, key, record->info.adapter_id);
-  };
-  return std::ranges::none_of(s_.steps, has_step) &&
-         std::ranges::none_of(s_.samples, [key](const auto& entry) {
-           return entry.second->adapter == key;
-         });
+  std::erase_if(s_.recovering, [&unit](const auto& adapter) {
+    return UnitOf(adapter.first) == unit;
+  });
+  s_.held_units.erase(unit);
+  s_.ShowAdapters();
 }
 
-std::vector<uint64_t> RecoveryDesk::DropSamples(AdapterKey key) {
+std::map<AdapterKey, AdapterInfo> RecoveryDesk::AdaptersOf(
+    const std::string& unit) const {
   MutexLock lock(&s_.mu);
-  const AdapterRecord* const record = s_.Find(key);
+  std::map<AdapterKey, AdapterInfo> adapters;
+  for (const auto& [key, record] : s_.adapters) {
+    if (IsIn(unit, key)) adapters.emplace(key, s_.InfoOf(key));
+  }
+  return adapters;
+}
+
+bool RecoveryDesk::IsQuiet(const std::string& unit) const {
+  MutexLock lock(&s_.mu);
+  const auto has_task =
+      [&](const auto& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu) {
+        return !entry.second.tasks.empty() && IsIn(unit, entry.first);
+      };
+  const auto has_step = [&](const auto& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(
+                            s_.mu) { return Needs(*entry.second, unit); };
+  const auto has_sample = [&](const auto& entry)
+                              ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu) {
+                                return IsIn(unit, entry.second->adapter);
+                              };
+  return std::ranges::none_of(s_.adapters, has_task) &&
+         std::ranges::none_of(s_.steps, has_step) &&
+         std::ranges::none_of(s_.samples, has_sample);
+}
+
+std::vector<uint64_t> RecoveryDesk::DropSamples(const std::string& unit) {
+  MutexLock lock(&s_.mu);
   std::vector<uint64_t> ids;
   for (const auto& [id, work] : s_.samples) {
-    if (work->adapter == key) ids.push_back(id);
+    if (IsIn(unit, work->adapter)) ids.push_back(id);
   }
   std::erase_if(ids, [&](uint64_t id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu) {
-    return s_.Withdraw(id, s_.CheckReady(record->info.adapter_id));
+    return s_.Withdraw(id, s_.CheckReady(unit));
   });
   return ids;
 }

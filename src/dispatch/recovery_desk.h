@@ -36,17 +36,23 @@ class RecoveryDesk {
   // Call it before clients use the dispatcher.
   void SetRecovering(std::map<std::string, std::string> tenants);
   void SetReady(const std::string& adapter_id);
-  // Does the same for an adapter that begins its way to or from another log.
-  // Steps of it, or that it teaches, end with the error of CheckReady if they
-  // wait for missing numbers and are not kept. Errors: those with which its
-  // steps end until a restart.
-  absl::Status Hold(const std::string& adapter_id, const std::string& tenant);
-  // Returns whether nothing more of the adapter is to be done: no step, which
-  // may also be one that it teaches, no sample and no task.
-  bool IsQuiet(AdapterKey key) const;
-  // Ends the queued samples of the adapter with the error of CheckReady.
-  // Returns the ids of those that run.
-  std::vector<uint64_t> DropSamples(AdapterKey key);
+  // Does the same for a unit (src/request/move_unit.h) that begins its way to
+  // or from another log, with these adapters, until Release. Steps of them, or
+  // that they teach, end with the error of CheckReady if they wait for missing
+  // numbers and are not kept. Errors, with which nothing is held: UNAVAILABLE
+  // while a kept step waits for missing numbers; those with which the steps of
+  // an adapter end until a restart.
+  absl::Status Hold(const std::string& unit,
+                    const std::map<std::string, std::string>& tenants);
+  void Release(const std::string& unit);
+  // Returns the unit's adapters that exist, and what AdapterInfo says of them.
+  std::map<AdapterKey, AdapterInfo> AdaptersOf(const std::string& unit) const;
+  // Returns whether nothing more of the unit is to be done: no step, which may
+  // also be one that its adapters teach, no sample and no task.
+  bool IsQuiet(const std::string& unit) const;
+  // Ends the queued samples of the unit with the error of CheckReady. Returns
+  // the ids of those that run.
+  std::vector<uint64_t> DropSamples(const std::string& unit);
   // Shows how long the replay will take, as estimated.
   void SetTimeLeft(absl::Duration left);
   // Queues the next part of the replay. If there is other work, the engine
@@ -85,6 +91,12 @@ class RecoveryDesk {
   [[nodiscard]] bool FinishSlices(bool wanted);
 
  private:
+  // Returns whether the unit has the adapter.
+  bool IsIn(const std::string& unit, AdapterKey key) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
+  // Returns whether the step is one of the unit's, or one that it teaches.
+  bool Needs(const StepWork& work, const std::string& unit) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
   void Store(AdapterRecord& record, AdapterKey key, const StoredReply& reply)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(s_.mu);
 

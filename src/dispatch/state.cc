@@ -7,6 +7,7 @@
 #include "absl/time/clock.h"
 #include "src/base/reason.h"
 #include "src/base/status_macros.h"
+#include "src/request/move_unit.h"
 
 namespace weft::dispatch {
 
@@ -57,8 +58,8 @@ absl::Status State::CheckOpen() const {
 }
 
 absl::Status State::CheckReady(const std::string& id) const {
-  if (!recovering.contains(id)) return absl::OkStatus();
-  if (!held_ids.contains(id)) {
+  if (held_units.empty() || !held_units.contains(UnitOf(id))) {
+    if (!recovering.contains(id)) return absl::OkStatus();
     return NotReady(absl::StrCat("adapter_id: '", id, "' is"),
                     {{"adapter", id}});
   }

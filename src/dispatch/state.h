@@ -160,11 +160,11 @@ struct State {
   std::deque<RunTrain> later ABSL_GUARDED_BY(mu);  // Of StepDesk::RunLater.
   // The next part of the replay of the log; empty if there is none.
   EngineTask replay ABSL_GUARDED_BY(mu);
-  // Adapters that the replay has not restored yet, or that are `held_ids`: maps
-  // their ids to tenants.
+  // Adapters that the replay has not restored yet, or whose units are in
+  // `held_units`: maps their ids to tenants.
   std::map<std::string, std::string> recovering ABSL_GUARDED_BY(mu);
-  // The adapters of RecoveryDesk::Hold.
-  std::set<std::string> held_ids ABSL_GUARDED_BY(mu);
+  // The units of RecoveryDesk::Hold.
+  std::set<std::string> held_units ABSL_GUARDED_BY(mu);
   std::vector<Callback<bool>> drain_waiters ABSL_GUARDED_BY(mu);
   uint64_t next_id ABSL_GUARDED_BY(mu) = 1;
   uint64_t next_key ABSL_GUARDED_BY(mu) = 1;

@@ -102,9 +102,10 @@ class Engine {
 
   // Keep notes (src/request/note.h) in the log; without --state-dir nothing is
   // kept. PutNote replaces a note of the same name, and runs `done` on the
-  // reply thread when the note is on disk. Its error: RESOURCE_EXHAUSTED (the
-  // disk is full or slow), before it returns; then nothing is recorded. If the
-  // process crashes right after EraseNote, the note may stay.
+  // reply thread when the note is on disk. Its errors: RESOURCE_EXHAUSTED (the
+  // disk is full or slow) and those of CheckHeld for the note's unit, before it
+  // returns; then nothing is recorded. If the process crashes right after
+  // EraseNote, the note may stay; that of a held unit does.
   virtual void PutNote(const std::string& name, std::string value,
                        std::function<void(const absl::Status&)> done) = 0;
   virtual void EraseNote(const std::string& name) = 0;
@@ -113,17 +114,22 @@ class Engine {
 
   // Without --state or with one log there are no other logs.
   //
-  // Returns HOST:PORT of the process that has another log's adapter, as far as
-  // is known without asking the store; empty otherwise.
+  // Returns HOST:PORT of the process that has another log's adapter, or unit,
+  // as far as is known without asking the store; empty otherwise.
   virtual std::string OwnerOf(const std::string& adapter_id) const = 0;
   // Returns HOST:PORT of the process that is to draw the next samples from a
   // checkpoint (log/bucket/members.h); empty for this one.
   virtual std::string ChooseSampler() = 0;
-  // Gives `done` HOST:PORT of the process that has another log. `done` runs at
-  // once if this was read a moment ago. Errors: NOT_FOUND (there is no such
-  // log, or the engine has it), UNAVAILABLE (nobody has it now, or the store
-  // does not answer).
-  virtual void FindOwner(int log, Callback<std::string> done) = 0;
+  // Gives `done` HOST:PORT of the process that has a unit of another log
+  // (src/request/move_unit.h), or that has log `home`, if the unit is empty,
+  // has no models and never moved. `done` runs at once if this is known.
+  // Errors: NOT_FOUND (no other log has it), UNAVAILABLE (nobody has the log
+  // now, or the store does not answer).
+  virtual void FindOwner(const std::string& unit, int home,
+                         Callback<std::string> done) = 0;
+  // Returns UNAVAILABLE, with the reason ADAPTER_RECOVERING, while the unit is
+  // on its way to or from another log. Any thread may call it.
+  virtual absl::Status CheckHeld(const std::string& unit) const = 0;
   // Gives `done` the bytes that the engines of all logs use under a name:
   // `bytes`, if none of them has given others before. Errors: UNAVAILABLE.
   virtual void Agree(const std::string& name, const std::string& bytes,
@@ -143,8 +149,8 @@ class Engine {
   virtual void ListAdapters(ListAdaptersRequest request,
                             Callback<AdapterPage> done) = 0;
   virtual void DeleteAdapter(std::string adapter_id, Callback<bool> done) = 0;
-  // Takes the adapter to another log of --state. Runs `done` when its server
-  // has it, or it has stayed. Errors: those of Departure::Start.
+  // Takes the adapter's unit to another log of --state. Runs `done` when its
+  // server has it, or it has stayed. Errors: those of Departure::Start.
   virtual void MoveAdapter(MoveAdapterRequest request, Callback<bool> done) = 0;
   virtual void ListCheckpoints(std::string adapter_id,
                                Callback<std::vector<CheckpointInfo>> done) = 0;

@@ -13,6 +13,7 @@
 #include "src/engine/engine_impl.h"
 #include "src/engine/train/prefix_tree.h"
 #include "src/request/loss_graph.h"
+#include "src/request/move_unit.h"
 #include "src/request/request_bytes.h"
 
 namespace weft::engine {
@@ -303,15 +304,27 @@ void EngineImpl::PutNote(const std::string& name, std::string value,
                          std::function<void(const absl::Status&)> done) {
   const absl::Status room = recorder_.CheckRoom();
   if (!room.ok()) return done(room);
-  recorder_.PutNote(name, std::move(value));
+  if (!recorder_.PutNote(name, std::move(value))) {
+    const absl::Status held = CheckHeld(UnitOfNote(name));
+    return done(held.ok() ? absl::UnavailableError("try again") : held);
+  }
   context_.PostReply([done = std::move(done)] { done(absl::OkStatus()); });
+}
+
+void EngineImpl::EraseNote(const std::string& name) {
+  recorder_.EraseNote(name);
+  const std::string unit = UnitOfNote(name);
+  if (!unit.empty() && parts_.info.num_logs > 1 &&
+      recorder_.NotesOf(unit).empty()) {
+    manager_.FreeName(unit);
+  }
 }
 
 std::string EngineImpl::OwnerOf(const std::string& adapter_id) const {
   if (parts_.info.num_logs == 1) return "";
   // An adapter that has come here counts, whatever is remembered.
   if (dispatcher_.adapters().KeyOf(adapter_id)) return "";
-  return context_.directory->memory().OwnerOf(adapter_id);
+  return context_.directory->memory().OwnerOf(UnitOf(adapter_id));
 }
 
 std::string EngineImpl::ChooseSampler() {
@@ -323,12 +336,12 @@ void EngineImpl::SetTakesSamples(bool takes) {
   parts_.bucket_metrics->owner.samples.SetOpen(takes);
 }
 
-void EngineImpl::FindOwner(int log, Callback<std::string> done) {
-  if (log < 0 || log >= parts_.info.num_logs || log == parts_.info.log) {
-    return done(absl::NotFoundError(
-        absl::StrCat("there is no other log with number ", log)));
+void EngineImpl::FindOwner(const std::string& unit, int home,
+                           Callback<std::string> done) {
+  if (parts_.info.num_logs == 1) {
+    return done(absl::NotFoundError("there is no other log"));
   }
-  context_.directory->memory().FindOwner(log, std::move(done));
+  parts_.directory->FindOwner(unit, home, std::move(done));
 }
 
 void EngineImpl::Agree(const std::string& name, const std::string& bytes,
@@ -491,7 +504,11 @@ void EngineImpl::MoveAdapter(MoveAdapterRequest request, Callback<bool> done) {
         if (!open.ok()) return reply(open);
         // Asked first, because the adapter is held.
         if (moves_.Join(request, reply)) return;
-        if (!Finds(request.adapter_id, reply) || !Admit(reply)) return;
+        const std::string unit = UnitOf(request.adapter_id);
+        const bool has = !dispatcher_.recovery().AdaptersOf(unit).empty() ||
+                         !recorder_.NotesOf(unit).empty();
+        if (!has && !Finds(request.adapter_id, reply)) return;
+        if (!Admit(reply)) return;
         moves_.Start(request, recovery_.succeeded(), reply);
       });
 }

@@ -227,7 +227,8 @@ void EngineImpl::Stop() {
   // an error of this one.
   if (parts_.state == nullptr || !parts_.state->failure().ok()) return;
   // Something may have come before the drain, and was made after it.
-  const bool drained = moves_.drained() && num_adapters() == 0;
+  const bool drained = moves_.drained() && num_adapters() == 0 &&
+                       recorder_.UnitWithNotes().empty();
   if (const absl::Status released = parts_.state->Release(drained);
       !released.ok()) {
     Log(LogLevel::kWarning, "the state could not be given back",

@@ -132,15 +132,17 @@ class EngineImpl final : public Engine {
                 Callback<StepResultPtr> done) override;
   void PutNote(const std::string& name, std::string value,
                std::function<void(const absl::Status&)> done) override;
-  void EraseNote(const std::string& name) override {
-    recorder_.EraseNote(name);
-  }
+  void EraseNote(const std::string& name) override;
   Notes NotesWith(const std::string& prefix) const override {
     return recorder_.NotesWith(prefix);
   }
   std::string OwnerOf(const std::string& adapter_id) const override;
   std::string ChooseSampler() override;
-  void FindOwner(int log, Callback<std::string> done) override;
+  void FindOwner(const std::string& unit, int home,
+                 Callback<std::string> done) override;
+  absl::Status CheckHeld(const std::string& unit) const override {
+    return dispatcher_.adapters().CheckReady(unit);
+  }
   void Agree(const std::string& name, const std::string& bytes,
              Callback<std::string> done) override;
   void ReleaseSnapshot(ReleaseSnapshotRequest request,

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "src/base/status_macros.h"
 #include "src/log/image.h"
+#include "src/request/move_unit.h"
 
 namespace weft::log {
 namespace {
@@ -52,8 +53,10 @@ class LogSurvey {
     summary_.next_sequence = reader->next_sequence();
     for (const auto& [key, owner] : owners_) {
       summary_.adapters.insert(key);
-      if (!leaving_.contains(key)) summary_.names.insert(owner.id);
+      if (!leaving_.contains(UnitOf(owner.id))) summary_.names.insert(owner.id);
     }
+    summary_.moving = leaving_;
+    for (const auto& [unit, arriving] : arriving_) summary_.moving.insert(unit);
     for (const auto& [work, begun] : begun_) {
       if (begun.accepted && !begun.between_slices) continue;
       summary_.given_up.push_back(work);
@@ -119,13 +122,16 @@ class LogSurvey {
   // Notes the key and the epoch of a new adapter. No later adapter may use
   // them, even if this adapter is skipped or removed.
   void Reserve(const Record& record) {
-    const auto* adapter = std::get_if<StoredAdapter>(&record);
-    const auto* arriving = std::get_if<ArrivingRecord>(&record);
-    if (arriving != nullptr) adapter = &arriving->adapter;
-    if (adapter == nullptr) return;
-    const auto key = static_cast<uint64_t>(adapter->key);
+    if (const auto* adapter = std::get_if<StoredAdapter>(&record)) {
+      Reserve(*adapter);
+    } else if (const auto* arriving = std::get_if<ArrivingRecord>(&record)) {
+      for (const StoredAdapter& arrives : arriving->adapters) Reserve(arrives);
+    }
+  }
+  void Reserve(const StoredAdapter& adapter) {
+    const auto key = static_cast<uint64_t>(adapter.key);
     summary_.next_key = std::max(summary_.next_key, key + 1);
-    summary_.last_epoch = std::max(summary_.last_epoch, adapter->epoch);
+    summary_.last_epoch = std::max(summary_.last_epoch, adapter.epoch);
   }
 
   absl::Status Add(const LogReader::Record& bytes) {
@@ -152,7 +158,6 @@ class LogSurvey {
     });
     Touch(removed.key, sequence_);
     owners_.erase(removed.key);
-    leaving_.erase(removed.key);
     return absl::OkStatus();
   }
 
@@ -232,30 +237,71 @@ class LogSurvey {
 
   // What becomes of it decides whether its image must be there.
   absl::Status Apply(const ArrivingRecord& arriving) {
-    const StoredAdapter& adapter = arriving.adapter;
-    if (!adapter.image) {
-      return absl::DataLossError("an arriving adapter has no image");
+    for (const StoredAdapter& adapter : arriving.adapters) {
+      if (!adapter.image) {
+        return absl::DataLossError("an arriving adapter has no image");
+      }
+      summary_.changed[adapter.adapter_id] = {.last = sequence_,
+                                              .tenant = adapter.tenant};
     }
-    arriving_[adapter.key] = arriving;
-    summary_.changed[adapter.adapter_id] = {.last = sequence_,
-                                            .tenant = adapter.tenant};
+    arriving_[arriving.unit] = arriving;
     return absl::OkStatus();
   }
 
   absl::Status Apply(const MoveRecord& move) {
-    if (move.stage == MoveStage::kLeaving) leaving_.insert(move.key);
-    if (move.stage == MoveStage::kStayed) leaving_.erase(move.key);
-    if (move.stage == MoveStage::kLeaving || move.stage == MoveStage::kStayed) {
-      return absl::OkStatus();
+    for (const AdapterKey key : KeysOf(move.unit)) Touch(key, sequence_);
+    switch (move.stage) {
+      case MoveStage::kLeaving:
+        leaving_.insert(move.unit);
+        return absl::OkStatus();
+      case MoveStage::kStayed:
+        leaving_.erase(move.unit);
+        return absl::OkStatus();
+      case MoveStage::kLeft:
+        return Leave(move.unit);
+      case MoveStage::kOwn:
+      case MoveStage::kDropped:
+        return Arrive(move);
     }
-    const auto arriving = arriving_.extract(move.key);
-    if (arriving.empty()) {
-      return absl::DataLossError(
-          "an adapter has arrived that was not on its way");
+    return absl::DataLossError("a move has an unknown stage");
+  }
+
+  std::vector<AdapterKey> KeysOf(const std::string& unit) const {
+    std::vector<AdapterKey> keys;
+    for (const auto& [key, owner] : owners_) {
+      if (UnitOf(owner.id) == unit) keys.push_back(key);
     }
-    const StoredAdapter& adapter = arriving.mapped().adapter;
-    summary_.changed[adapter.adapter_id].last = sequence_;
-    return move.stage == MoveStage::kOwn ? Apply(adapter) : absl::OkStatus();
+    return keys;
+  }
+
+  absl::Status Leave(const std::string& unit) {
+    for (const AdapterKey key : KeysOf(unit)) {
+      WEFT_RETURN_IF_ERROR(Apply(RemovedRecord{.key = key}));
+    }
+    std::erase_if(summary_.notes, [&unit](const auto& note) {
+      return UnitOfNote(note.first) == unit;
+    });
+    leaving_.erase(unit);
+    return absl::OkStatus();
+  }
+
+  absl::Status Arrive(const MoveRecord& move) {
+    const auto node = arriving_.extract(move.unit);
+    if (node.empty()) {
+      return absl::DataLossError("a unit has arrived that was not on its way");
+    }
+    const ArrivingRecord& arriving = node.mapped();
+    for (const StoredAdapter& adapter : arriving.adapters) {
+      summary_.changed[adapter.adapter_id].last = sequence_;
+    }
+    if (move.stage == MoveStage::kDropped) return absl::OkStatus();
+    for (const StoredAdapter& adapter : arriving.adapters) {
+      WEFT_RETURN_IF_ERROR(Apply(adapter));
+    }
+    for (const NoteRecord& note : arriving.notes) {
+      WEFT_RETURN_IF_ERROR(Apply(note));
+    }
+    return absl::OkStatus();
   }
 
   absl::Status CheckImage(const std::string& file, size_t num_versions) const {
@@ -282,9 +328,10 @@ class LogSurvey {
   uint64_t first_sequence_ = 1;
   uint64_t sequence_ = 0;               // Sequence of the record being applied.
   std::map<AdapterKey, Owner> owners_;  // Adapters that exist.
-  std::set<AdapterKey> leaving_;        // Those of them with an open move.
-  std::map<AdapterKey, ArrivingRecord> arriving_;  // Others with an open move.
-  std::map<uint64_t, Begun> begun_;                // By `work`.
+  // The units with an open move.
+  std::set<std::string> leaving_;
+  std::map<std::string, ArrivingRecord> arriving_;
+  std::map<uint64_t, Begun> begun_;  // By `work`.
   LogSummary summary_;
 };
 

@@ -43,6 +43,8 @@ struct LogSummary {
   std::map<std::string, LoggedAdapter> changed;
   // The ids of those that are not on their way to another log.
   std::set<std::string> names;
+  // The units on their way to or from another log.
+  std::set<std::string> moving;
   // The `work` of the requests that have begun and not ended.
   std::vector<uint64_t> given_up;
   uint64_t next_work = 1;  // Is greater than every AcceptedRecord::work.

@@ -218,13 +218,15 @@ void Fields(const auto& f, Is<SettingsRecord> auto& settings) {
 }
 
 void Fields(const auto& f, Is<ArrivingRecord> auto& arriving) {
-  f("adapter", arriving.adapter);
+  f("adapters", arriving.adapters);
   f("from", arriving.from);
   f("entry", arriving.entry);
+  f("unit", arriving.unit);
+  f("notes", arriving.notes);
 }
 
 void Fields(const auto& f, Is<MoveRecord> auto& move) {
-  f("adapter", move.key);
+  f("unit", move.unit);
   f("stage", move.stage);
   f("to", move.to);
   f("entry", move.entry);

@@ -12,10 +12,11 @@
 // place of the request in all later records of the step. If it has not ended at
 // the end of the log, the next process runs it.
 //
-// An adapter that goes from one log to another has a MoveRecord in the first
-// and an ArrivingRecord in the second, and then in each one that says how the
-// move ended there. A move without its end is open: the next process ends it,
-// by the adapter's entry in the directory. No snapshot begins meanwhile.
+// A unit (src/request/move_unit.h) that goes from one log to another has a
+// MoveRecord in the first and an ArrivingRecord in the second, and then in each
+// one that says how the move ended there. A move without its end is open: the
+// next process ends it, by the unit's entry in the directory. No snapshot
+// begins meanwhile.
 #ifndef WEFT_SRC_LOG_RECORD_H_
 #define WEFT_SRC_LOG_RECORD_H_
 
@@ -133,29 +134,31 @@ struct NoteRecord {
   std::optional<std::string> value;
 };
 
-// A copy of an adapter of the log `from`, with a key and an image of this log.
-// It is this log's if the directory's entry of version `entry` is replaced
-// by one of this log.
+// A copy of a unit of the log `from`, whose adapters have keys and images of
+// this log. It is this log's if the directory's entry of version `entry` is
+// replaced by one of this log.
 struct ArrivingRecord {
-  StoredAdapter adapter;
+  std::string unit;
+  std::vector<StoredAdapter> adapters;
+  std::vector<NoteRecord> notes;
   int from = 0;
   std::string entry;
 };
 
 // The stages of a move. The log stores these numbers.
 enum class MoveStage : uint8_t {
-  kLeaving,  // Of this log's adapter to the log `to`. Nothing changes it.
-  kStayed,   // The adapter has not left.
-  kOwn,      // The arriving adapter is this log's.
-  kDropped,  // The arriving adapter has stayed where it was.
+  kLeaving,  // Of this log's unit to the log `to`. Nothing changes it.
+  kStayed,   // The unit has not left.
+  kOwn,      // The arriving unit is this log's.
+  kDropped,  // The arriving unit has stayed where it was.
+  kLeft,     // The unit's adapters and notes are no longer this log's.
 };
 
-// If the adapter has left, a RemovedRecord is the end.
 struct MoveRecord {
-  AdapterKey key = AdapterKey::kBaseModel;
+  std::string unit;
   MoveStage stage = MoveStage::kLeaving;
-  int to = 0;         // Of kLeaving, as is `entry`, the version of the
-  std::string entry;  // adapter's entry in the directory.
+  int to = 0;         // Of kLeaving, as is `entry`, the version of the unit's
+  std::string entry;  // entry in the directory.
 };
 
 // The settings that change the bits of later results, such as the device, the

@@ -4,6 +4,7 @@
 #include <variant>
 
 #include "src/base/reason.h"
+#include "src/request/move_unit.h"
 
 namespace weft::log {
 
@@ -55,19 +56,21 @@ void Recorder::Accept(uint64_t work, AdapterKey key, std::string bytes) {
   if (recording()) AppendLocked(std::move(bytes));
 }
 
-void Recorder::PutNote(const std::string& name,
+bool Recorder::PutNote(const std::string& name,
                        std::shared_ptr<const std::string> value) {
-  if (!recording()) return;
+  if (!recording()) return true;
   std::string bytes = EncodeNote(name, value.get());
   MutexLock lock(&mu_);
-  if (!recording()) return;
+  if (!recording()) return true;
+  if (held_.contains(UnitOfNote(name))) return false;
   notes_[name] = std::move(value);
   AppendLocked(std::move(bytes));
+  return true;
 }
 
 void Recorder::EraseNote(const std::string& name) {
   MutexLock lock(&mu_);
-  if (!recording()) return;
+  if (!recording() || held_.contains(UnitOfNote(name))) return;
   if (notes_.erase(name) > 0) AppendLocked(EncodeNote(name, nullptr));
 }
 
@@ -81,21 +84,69 @@ Notes Recorder::NotesWith(const std::string& prefix) const {
   return notes;
 }
 
+void Recorder::HoldNotes(const std::string& unit) {
+  MutexLock lock(&mu_);
+  held_.insert(unit);
+}
+
+void Recorder::ReleaseNotes(const std::string& unit) {
+  MutexLock lock(&mu_);
+  held_.erase(unit);
+}
+
+std::vector<NoteRecord> Recorder::NotesOf(const std::string& unit) const {
+  MutexLock lock(&mu_);
+  std::vector<NoteRecord> notes;
+  for (const auto& [name, value] : notes_) {
+    if (UnitOfNote(name) == unit) notes.push_back({name, *value});
+  }
+  return notes;
+}
+
+std::string Recorder::UnitWithNotes() const {
+  MutexLock lock(&mu_);
+  for (const auto& [name, value] : notes_) {
+    if (std::string unit = UnitOfNote(name); !unit.empty()) return unit;
+  }
+  return "";
+}
+
+void Recorder::Own(const ArrivingRecord& arriving) {
+  for (const StoredAdapter& adapter : arriving.adapters) {
+    adapters_.insert(adapter.key);
+  }
+  MutexLock lock(&mu_);
+  for (const NoteRecord& note : arriving.notes) {
+    notes_[note.name] = std::make_shared<const std::string>(*note.value);
+  }
+  AppendLocked(
+      Encode(MoveRecord{.unit = arriving.unit, .stage = MoveStage::kOwn}));
+}
+
+void Recorder::Left(const std::string& unit,
+                    const std::vector<AdapterKey>& keys) {
+  for (const AdapterKey key : keys) adapters_.erase(key);
+  MutexLock lock(&mu_);
+  std::erase_if(notes_, [&unit](const auto& note) {
+    return UnitOfNote(note.first) == unit;
+  });
+  AppendLocked(Encode(MoveRecord{.unit = unit, .stage = MoveStage::kLeft}));
+}
+
 void Recorder::Write(const Record& record) {
   if (!records()) return;
   const auto* adapter = std::get_if<StoredAdapter>(&record);
   const std::optional<AdapterKey> key = KeyOf(record);
-  const auto* move = std::get_if<MoveRecord>(&record);
-  if (move != nullptr && move->stage == MoveStage::kOwn) {
-    adapters_.insert(move->key);
-  } else if (adapter != nullptr) {
+  if (adapter != nullptr) {
     if (adapter->image) AddImage(adapter->image->file, /*recorded=*/true);
     adapters_.insert(adapter->key);
-  } else if (key && !Has(*key) && move == nullptr) {
+  } else if (key && !Has(*key)) {
     return;
   }
   if (const auto* arriving = std::get_if<ArrivingRecord>(&record)) {
-    AddImage(arriving->adapter.image->file, /*recorded=*/true);
+    for (const StoredAdapter& arrives : arriving->adapters) {
+      AddImage(arrives.image->file, /*recorded=*/true);
+    }
   }
   if (const auto* loaded = std::get_if<LoadedRecord>(&record)) {
     AddImage(loaded->file, /*recorded=*/true);

@@ -5,7 +5,7 @@
 // end. The log is replayed after Start (Replaying).
 //
 // The recorder ignores adapters with Durability::kMemory, which have no
-// StoredAdapter. An adapter that arrives is the log's when it is its own.
+// StoredAdapter. A unit that arrives is the log's when it is its own (Own).
 //
 // Threads: the engine thread, except where a comment says otherwise.
 #ifndef WEFT_SRC_LOG_RECORDER_H_
@@ -82,6 +82,11 @@ class Recorder {
   void AddCost(absl::Duration device_time) ABSL_LOCKS_EXCLUDED(mu_);
   // Returns the cost of the records since the newest snapshot on disk.
   ReplayCost cost() const ABSL_LOCKS_EXCLUDED(mu_);
+  // Record that an arriving unit is this log's, or that one with these adapters
+  // has left. So are its notes from then on, or they are gone.
+  void Own(const ArrivingRecord& arriving) ABSL_LOCKS_EXCLUDED(mu_);
+  void Left(const std::string& unit, const std::vector<AdapterKey>& keys)
+      ABSL_LOCKS_EXCLUDED(mu_);
   // Returns whether the log has the adapter (Durability::kStep).
   bool Has(AdapterKey key) const { return adapters_.contains(key); }
   // Returns whether a replay of the log can run a step of `adapter` again that
@@ -104,17 +109,26 @@ class Recorder {
   // after Stop.
   void Accept(uint64_t work, AdapterKey key, std::string bytes)
       ABSL_LOCKS_EXCLUDED(mu_);
-  // Records a note (NoteRecord). Does nothing before Start and after Stop.
-  void PutNote(const std::string& name,
+  // Records a note (NoteRecord). Does nothing before Start and after Stop, and
+  // for a held unit's note: then PutNote returns false.
+  bool PutNote(const std::string& name,
                std::shared_ptr<const std::string> value)
       ABSL_LOCKS_EXCLUDED(mu_);
-  void PutNote(const std::string& name, std::string value)
+  bool PutNote(const std::string& name, std::string value)
       ABSL_LOCKS_EXCLUDED(mu_) {
-    PutNote(name, std::make_shared<const std::string>(std::move(value)));
+    return PutNote(name, std::make_shared<const std::string>(std::move(value)));
   }
   void EraseNote(const std::string& name) ABSL_LOCKS_EXCLUDED(mu_);
   // Returns the notes whose names begin with `prefix`.
   Notes NotesWith(const std::string& prefix) const ABSL_LOCKS_EXCLUDED(mu_);
+  // From now on no note of this unit changes, or may change again.
+  void HoldNotes(const std::string& unit) ABSL_LOCKS_EXCLUDED(mu_);
+  void ReleaseNotes(const std::string& unit) ABSL_LOCKS_EXCLUDED(mu_);
+  // Returns the notes of a unit.
+  std::vector<NoteRecord> NotesOf(const std::string& unit) const
+      ABSL_LOCKS_EXCLUDED(mu_);
+  // Returns a unit that has notes; empty if there is none.
+  std::string UnitWithNotes() const ABSL_LOCKS_EXCLUDED(mu_);
 
   // Returns the image files that are named in a record since the last
   // BeginSnapshot or will be named in a later record. Leaves out files that are
@@ -157,6 +171,7 @@ class Recorder {
   // The cost when the running snapshot began.
   ReplayCost before_snapshot_ ABSL_GUARDED_BY(mu_);
   Notes notes_ ABSL_GUARDED_BY(mu_);
+  std::set<std::string> held_ ABSL_GUARDED_BY(mu_);  // Units of HoldNotes.
   // Maps an image file to whether a record names it already.
   std::map<std::string, bool> images_ ABSL_GUARDED_BY(mu_);
 };

@@ -22,7 +22,7 @@ class ArrivalsTest : public ::testing::Test {
  protected:
   static Arrival Message(const std::string& adapter, const std::string& entry) {
     return {.from = 0,
-            .adapter_id = adapter,
+            .unit = adapter,
             .entry = entry,
             .record = std::string("\0\n\xff", 3)};
   }
@@ -39,7 +39,7 @@ TEST_F(ArrivalsTest, WhatIsSentIsFound) {
   ASSERT_THAT(zero_.Send(1, Message("t/a", "e")), IsOk());
   const FoundArrival found = one_.Find(1).value();
   EXPECT_EQ(found.arrival.from, 0);
-  EXPECT_EQ(found.arrival.adapter_id, "t/a");
+  EXPECT_EQ(found.arrival.unit, "t/a");
   EXPECT_EQ(found.arrival.entry, "e");
   EXPECT_EQ(found.arrival.record, Message("t/a", "e").record);
   EXPECT_EQ(found.arrival.refused, "");

@@ -8,6 +8,7 @@
 #include <map>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "tests/support/status_matchers.h"
 
@@ -52,9 +53,11 @@ class OwnerMemoryTest : public ::testing::Test {
  protected:
   absl::StatusOr<std::string> Found(int log) {
     std::promise<absl::StatusOr<std::string>> found;
-    memory_.FindOwner(log, [&found](const absl::StatusOr<std::string>& owner) {
-      found.set_value(owner);
-    });
+    memory_.FindOwner(
+        absl::StrCat("unit", log), [log] { return log; },
+        [&found](const absl::StatusOr<std::string>& owner) {
+          found.set_value(owner);
+        });
     return found.get_future().get();
   }
 

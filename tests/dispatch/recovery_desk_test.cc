@@ -149,7 +149,6 @@ TEST_F(RecoveryDeskTest, AnAdapterIsRefusedUntilItIsReady) {
 TEST_F(RecoveryDeskTest, AHeldAdapterTakesNoNewWorkAndEndsWhatItHas) {
   Create("a");
   Create("b", "other");
-  const AdapterKey key = *adapters().KeyOf("a");
   std::vector<absl::Status> ends(4);
   const auto submit = [&](uint64_t step) {
     (void)dispatcher().steps().Submit(
@@ -161,8 +160,8 @@ TEST_F(RecoveryDeskTest, AHeldAdapterTakesNoNewWorkAndEndsWhatItHas) {
   };
   submit(1);
   submit(3);  // Step 2 cannot come any more.
-  EXPECT_FALSE(desk().IsQuiet(key));
-  ASSERT_TRUE(desk().Hold("a", "tenant").ok());
+  EXPECT_FALSE(desk().IsQuiet("a"));
+  ASSERT_TRUE(desk().Hold("a", {{"a", "tenant"}}).ok());
   // What has asked CheckReady before is refused, too.
   submit(2);
   engine_.RunReplies();
@@ -173,12 +172,12 @@ TEST_F(RecoveryDeskTest, AHeldAdapterTakesNoNewWorkAndEndsWhatItHas) {
                       .values = {{"adapter", "a"}, {"retry_ms", "100"}}}))
         << step;
   }
-  EXPECT_FALSE(desk().IsQuiet(key));
+  EXPECT_FALSE(desk().IsQuiet("a"));
   EXPECT_EQ(Run(), "a");
-  EXPECT_TRUE(desk().IsQuiet(key));
+  EXPECT_TRUE(desk().IsQuiet("a"));
   Submit("b", 1);
   EXPECT_EQ(Run(), "b");
-  desk().SetReady("a");
+  desk().Release("a");
   Submit("a", 2);
   EXPECT_EQ(Run(), "a");
 }
@@ -186,7 +185,6 @@ TEST_F(RecoveryDeskTest, AHeldAdapterTakesNoNewWorkAndEndsWhatItHas) {
 TEST_F(RecoveryDeskTest, AHeldAdapterTeachesNoNewStep) {
   Create("a");
   Create("b", "other");
-  const AdapterKey key = *adapters().KeyOf("a");
   TrainRequest taught = OneDatum("b", 1);
   taught.loss.function = LossFunction::kForwardKl;
   taught.loss.teacher.adapter_id = "a";
@@ -201,24 +199,23 @@ TEST_F(RecoveryDeskTest, AHeldAdapterTeachesNoNewStep) {
   submit();
   taught.step = 3;  // Step 2 cannot come any more.
   submit();
-  ASSERT_TRUE(desk().Hold("a", "tenant").ok());
+  ASSERT_TRUE(desk().Hold("a", {{"a", "tenant"}}).ok());
   engine_.RunReplies();
   EXPECT_EQ(FindReason(std::exchange(end, {}))->name, "ADAPTER_RECOVERING");
-  EXPECT_FALSE(desk().IsQuiet(key));
+  EXPECT_FALSE(desk().IsQuiet("a"));
   taught.step = 2;
   submit();
   EXPECT_EQ(FindReason(end)->name, "ADAPTER_RECOVERING");
   const std::optional<Work> work = engine_.Next();
   const uint64_t id = std::get<RunTrain>(*work).slices.front().step.id;
-  EXPECT_FALSE(desk().IsQuiet(key));
+  EXPECT_FALSE(desk().IsQuiet("a"));
   dispatcher().steps().Complete(id, TrainResult());
-  EXPECT_TRUE(desk().IsQuiet(key));
+  EXPECT_TRUE(desk().IsQuiet("a"));
 }
 
 TEST_F(RecoveryDeskTest, SamplesOfAHeldAdapterEnd) {
   Create("a");
   Create("b", "other");
-  const AdapterKey key = *adapters().KeyOf("a");
   std::vector<absl::Status> ends;
   const auto sample = [&](const std::string& id) {
     (void)dispatcher().samples().Submit(
@@ -232,18 +229,18 @@ TEST_F(RecoveryDeskTest, SamplesOfAHeldAdapterEnd) {
   dispatcher().samples().Start(*running);
   sample("a");
   sample("b");
-  ASSERT_TRUE(desk().Hold("a", "tenant").ok());
+  ASSERT_TRUE(desk().Hold("a", {{"a", "tenant"}}).ok());
   sample("a");
   EXPECT_EQ(ends.size(), 1);
-  EXPECT_EQ(desk().DropSamples(key), std::vector<uint64_t>{running->id});
+  EXPECT_EQ(desk().DropSamples("a"), std::vector<uint64_t>{running->id});
   engine_.RunReplies();
   ASSERT_EQ(ends.size(), 2);
   for (const absl::Status& end : ends) {
     EXPECT_EQ(FindReason(end)->name, "ADAPTER_RECOVERING");
   }
-  EXPECT_FALSE(desk().IsQuiet(key));
+  EXPECT_FALSE(desk().IsQuiet("a"));
   dispatcher().samples().Finish(running->id, ends[0]);
-  EXPECT_TRUE(desk().IsQuiet(key));
+  EXPECT_TRUE(desk().IsQuiet("a"));
   EXPECT_TRUE(dispatcher().samples().Take().has_value());  // That of b.
 }
 

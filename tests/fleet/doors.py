@@ -10,6 +10,7 @@ import socket
 import ssl
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ class Site:
             *("--advertise-address", self.address, "--tinker-listen", self._tinker),
             *("--auth-tokens-file", str(doors.tokens.path)),
             *("--max-message-bytes", str(64 << 20)),
+            *doors.flags,
         )
 
     def open(self) -> None:
@@ -103,9 +105,12 @@ class Site:
 class Doors:
     """The sites of a fleet, and what their clients need."""
 
-    def __init__(self, fleet: Fleet, mtls: bool = False, logs: int = 2) -> None:
+    def __init__(
+        self, fleet: Fleet, mtls: bool = False, logs: int = 2, flags: Sequence[str] = ()
+    ) -> None:
         self.fleet = fleet
         self.logs = logs
+        self.flags = flags  # Of all daemons.
         self.folder = fleet.folder
         make = [str(EDGE / "certificate.sh"), "--dir", str(self.folder / "ca")]
         run(*make, NAME, HOST)
@@ -120,6 +125,7 @@ class Doors:
         self.tokens = Tokens(self.folder / "tokens")
         self.alice = self.tokens.add("alice", "alice", "train", "sample")
         self.bob = self.tokens.add("bob", "bob", "train", "sample")
+        self.root = self.tokens.add("root", "ops", "admin")
         self.sites: list[Site] = []
 
     def add(self, name: str, phase: str = "serving") -> Site:

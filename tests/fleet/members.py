@@ -147,10 +147,12 @@ class Fleet:
         return member
 
 
-def run_weftctl(store: Store, *words: Any) -> subprocess.CompletedProcess[str]:
+def run_weftctl(
+    store: Store, *words: Any, token: str = ""
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [WEFTCTL, *map(str, words), "-o", "json"],
-        env=store.environment(),
+        env={**store.environment(), "WEFT_TOKEN": token},
         capture_output=True,
         text=True,
         timeout=60,

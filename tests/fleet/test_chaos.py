@@ -60,7 +60,7 @@ def calm_ends(
     flags = (*FLAGS, "--tinker-listen", front, "--model-name", "toy")
     server = daemon_module.Daemon(models.tiny_model(KIND), folder, *flags)
     never = threading.Event()
-    with server, ThreadPoolExecutor(len(struck)) as pool:
+    with server, ThreadPoolExecutor(len(struck) + 1) as pool:
         trainers = [Trainer(trainer.index) for trainer in struck]
         rounds = [trainer.rounds for trainer in struck]
         if sdk is not None:

@@ -27,8 +27,6 @@ pytestmark = pytest.mark.skipif(
 
 MOVES = 10
 MOST_PAUSE = 1.0  # Seconds, the median.
-# A model of the Tinker API has such a name.
-MODEL = "0123456789abcdef" * 2 + ".train.0"
 
 
 class TimedTrainer(Trainer):
@@ -99,7 +97,6 @@ def test_what_cannot_move_stays_and_says_why(fleet: Fleet, seaweedfs: Store) -> 
     b.wait_for("serving")
     with a.client() as client:
         client.create_adapter("x", rank=4, tenant="t")
-        client.create_adapter(MODEL, rank=4)
     with b.client() as client:
         client.create_adapter("y", rank=4, tenant="t")
     with a.client() as client:
@@ -109,8 +106,6 @@ def test_what_cannot_move_stays_and_says_why(fleet: Fleet, seaweedfs: Store) -> 
             client.move_adapter("none", 1)
         with pytest.raises(weft.InvalidArgument, match="--logs=2"):
             client.move_adapter("x", 2)
-        with pytest.raises(weft.Unimplemented, match="Tinker"):
-            client.move_adapter(MODEL, 1)
         train(client, "x", 0)
         client.delete_adapter("y")
     # From here on there is room, and the operator uses the command.

@@ -194,19 +194,20 @@ TEST_F(CopyStateTest, MovesOfAdaptersEndInACopy) {
   const std::string image = server.Add(1);
   MakeImage(*folder, "arrived", 2);
   const auto arrive = [&server](uint64_t key, const std::string& file) {
-    server.Write(
-        ArrivingRecord{.adapter = AdapterWith(key, file), .entry = "e"});
+    server.Write(ArrivingRecord{.unit = "adapter " + file,
+                                .adapters = {AdapterWith(key, file)},
+                                .entry = "e"});
   };
-  const auto end = [&server](uint64_t key, MoveStage stage) {
-    server.Write(MoveRecord{.key = AdapterKey{key}, .stage = stage});
+  const auto end = [&server](const std::string& file, MoveStage stage) {
+    server.Write(MoveRecord{.unit = "adapter " + file, .stage = stage});
   };
   arrive(7, "arrived");
-  end(7, MoveStage::kOwn);
+  end("arrived", MoveStage::kOwn);
   arrive(8, "dropped");
-  end(8, MoveStage::kDropped);
+  end("dropped", MoveStage::kDropped);
   // Those of keys 1 and 9 are open.
   arrive(9, "arriving");
-  end(1, MoveStage::kLeaving);
+  end(image, MoveStage::kLeaving);
   ASSERT_THAT(ToStore(*folder, &copy_), IsOk());
 
   const std::unique_ptr<StateBucket> bucket = Open(&copy_);

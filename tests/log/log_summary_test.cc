@@ -190,27 +190,33 @@ StoredAdapter Sent(AdapterKey key, const std::string& id) {
           .image = ImageRecord{.file = "gone", .versions = {1}}};
 }
 
+ArrivingRecord Arriving(AdapterKey key, const std::string& id) {
+  return {.unit = id, .adapters = {Sent(key, id)}, .from = 1, .entry = "e"};
+}
+
 TEST_F(LogSummaryTest, AnAdapterThatLeavesIsNeededUpToTheEndOfItsMove) {
   Make(kA, "a");
   Make(kB, "b");
-  Write(MoveRecord{.key = kA, .to = 1, .entry = "e"});
+  Write(MoveRecord{.unit = "a", .to = 1, .entry = "e"});
   const uint64_t stayed =
-      Write(MoveRecord{.key = kA, .stage = MoveStage::kStayed});
-  const uint64_t leaving = Write(MoveRecord{.key = kB, .to = 1, .entry = "f"});
+      Write(MoveRecord{.unit = "a", .stage = MoveStage::kStayed});
+  const uint64_t leaving =
+      Write(MoveRecord{.unit = "b", .to = 1, .entry = "f"});
   const LogSummary log = Read().value();
   EXPECT_EQ(log.changed.at("a").last, stayed);
   EXPECT_EQ(log.changed.at("b").last, leaving);
   EXPECT_THAT(log.adapters, ElementsAre(kA, kB));
   EXPECT_THAT(log.names, ElementsAre("a"));
+  EXPECT_THAT(log.moving, ElementsAre("b"));
 }
 
 // Its image may be missing until the adapter is the log's.
 TEST_F(LogSummaryTest, AnArrivingAdapterIsNotYetTheLogs) {
   Make(kA, "a");
-  const uint64_t arriving =
-      Write(ArrivingRecord{.adapter = Sent(kC, "c"), .from = 1, .entry = "e"});
+  const uint64_t arriving = Write(Arriving(kC, "c"));
   const LogSummary log = Read().value();
   EXPECT_THAT(log.adapters, ElementsAre(kA));
+  EXPECT_THAT(log.moving, ElementsAre("c"));
   EXPECT_THAT(log.names, ElementsAre("a"));
   EXPECT_EQ(log.changed.at("c").last, arriving);
   EXPECT_EQ(log.changed.at("c").tenant, "t");
@@ -219,17 +225,17 @@ TEST_F(LogSummaryTest, AnArrivingAdapterIsNotYetTheLogs) {
 }
 
 TEST_F(LogSummaryTest, ADroppedAdapterNeedsNoImage) {
-  Write(ArrivingRecord{.adapter = Sent(kC, "c"), .from = 1, .entry = "e"});
+  Write(Arriving(kC, "c"));
   const uint64_t dropped =
-      Write(MoveRecord{.key = kC, .stage = MoveStage::kDropped});
+      Write(MoveRecord{.unit = "c", .stage = MoveStage::kDropped});
   const LogSummary log = Read().value();
   EXPECT_THAT(log.adapters, IsEmpty());
   EXPECT_EQ(log.changed.at("c").last, dropped);
 }
 
 TEST_F(LogSummaryTest, AnArrivedAdapterIsTheLogsAndHasItsImage) {
-  Write(ArrivingRecord{.adapter = Sent(kC, "c"), .from = 1, .entry = "e"});
-  const uint64_t own = Write(MoveRecord{.key = kC, .stage = MoveStage::kOwn});
+  Write(Arriving(kC, "c"));
+  const uint64_t own = Write(MoveRecord{.unit = "c", .stage = MoveStage::kOwn});
   EXPECT_THAT(Read(), IsStatus(absl::StatusCode::kDataLoss,
                                "image \"gone\" is missing"));
   const LogSummary log =
@@ -243,18 +249,19 @@ TEST_F(LogSummaryTest, AnArrivedAdapterIsTheLogsAndHasItsImage) {
 }
 
 TEST_F(LogSummaryTest, OnlyWhatWasOnItsWayArrives) {
-  Write(MoveRecord{.key = kC, .stage = MoveStage::kOwn});
+  Write(MoveRecord{.unit = "c", .stage = MoveStage::kOwn});
   EXPECT_THAT(Read(), IsStatus(absl::StatusCode::kDataLoss, "on its way"));
 }
 
 TEST_F(LogSummaryTest, TheRecorderRecordsAnArrivedAdapterWhenItIsItsOwn) {
   Recorder recorder;
   recorder.Start(std::move(writer_), {}, absl::ZeroDuration(), "", {}, {});
-  recorder.Write(ArrivingRecord{.adapter = Sent(kC, "c"), .entry = "e"});
+  const ArrivingRecord arriving = Arriving(kC, "c");
+  recorder.Write(arriving);
   EXPECT_FALSE(recorder.Has(kC));
   EXPECT_THAT(recorder.Images(), ElementsAre("gone"));
   recorder.Write(RemovedRecord{.key = kC});
-  recorder.Write(MoveRecord{.key = kC, .stage = MoveStage::kOwn});
+  recorder.Own(arriving);
   EXPECT_TRUE(recorder.Has(kC));
   recorder.Write(ReleaseRecord{.key = kC, .name = "s"});
   recorder.Stop();

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <variant>
 
+#include "src/base/reason.h"
 #include "tests/support/filled_options.h"
 
 namespace weft {
@@ -72,6 +73,18 @@ void CannedEngine::SetOwners(std::map<int, std::string> logs,
   adapter_owners_ = std::move(adapters);
 }
 
+void CannedEngine::SetHeld(const std::string& unit) {
+  MutexLock lock(&mu_);
+  held_unit_ = unit;
+}
+
+absl::Status CannedEngine::CheckHeld(const std::string& unit) const {
+  MutexLock lock(&mu_);
+  if (held_unit_.empty() || unit != held_unit_) return absl::OkStatus();
+  return WithReason(absl::UnavailableError("goes to another server"),
+                    {.name = "ADAPTER_RECOVERING", .values = {}});
+}
+
 void CannedEngine::SetAgreed(std::string bytes) {
   MutexLock lock(&mu_);
   agreed_ = std::move(bytes);
@@ -93,11 +106,19 @@ std::string CannedEngine::ChooseSampler() {
   return sampler_;
 }
 
-void CannedEngine::FindOwner(int log, Callback<std::string> done) {
+void CannedEngine::FindOwner(const std::string& unit, int home,
+                             Callback<std::string> done) {
   MutexLock lock(&mu_);
-  const auto found = log_owners_.find(log);
   absl::StatusOr<std::string> owner = absl::UnavailableError("no owner");
-  if (found != log_owners_.end()) owner = found->second;
+  if (const auto moved = adapter_owners_.find(unit);
+      moved != adapter_owners_.end()) {
+    owner = moved->second;
+  } else if (home == info_.log || home >= info_.num_logs) {
+    owner = absl::NotFoundError("no other log has it");
+  } else if (const auto found = log_owners_.find(home);
+             found != log_owners_.end()) {
+    owner = found->second;
+  }
   replies_.Post([done = std::move(done), owner] { done(owner); });
 }
 

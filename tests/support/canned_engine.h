@@ -71,6 +71,8 @@ class CannedEngine final : public engine::Engine {
                  std::map<std::string, std::string> adapters);
   // Sets the result of ChooseSampler.
   void SetSampler(std::string address);
+  // Sets the unit that is on its way to another log.
+  void SetHeld(const std::string& unit);
   // Sets what the other logs have agreed on, whatever its name.
   void SetAgreed(std::string bytes);
 
@@ -134,7 +136,9 @@ class CannedEngine final : public engine::Engine {
   Notes NotesWith(const std::string& prefix) const override;
   std::string OwnerOf(const std::string& adapter_id) const override;
   std::string ChooseSampler() override;
-  void FindOwner(int log, Callback<std::string> done) override;
+  void FindOwner(const std::string& unit, int home,
+                 Callback<std::string> done) override;
+  absl::Status CheckHeld(const std::string& unit) const override;
   void Agree(const std::string& name, const std::string& bytes,
              Callback<std::string> done) override;
   void ReleaseSnapshot(ReleaseSnapshotRequest request,
@@ -228,6 +232,7 @@ class CannedEngine final : public engine::Engine {
   std::map<int, std::string> log_owners_ ABSL_GUARDED_BY(mu_);
   std::map<std::string, std::string> adapter_owners_ ABSL_GUARDED_BY(mu_);
   std::string sampler_ ABSL_GUARDED_BY(mu_);
+  std::string held_unit_ ABSL_GUARDED_BY(mu_);
   std::string agreed_ ABSL_GUARDED_BY(mu_);
 
   // The workers are declared last, so that they stop first.

@@ -11,6 +11,7 @@
 #include "src/engine/adapters/adapter_table.h"
 #include "src/engine/adapters/state_image.h"
 #include "src/lora/expert_rank.h"
+#include "src/request/move_unit.h"
 
 namespace weft::engine {
 
@@ -96,10 +97,13 @@ void AdapterManager::FreeName(const std::string& adapter_id) const {
     context_.PostIo(adapter_id, [this, adapter_id] {
       const absl::Status freed =
           context_.directory->Free(adapter_id, [this, &adapter_id] {
-            // An adapter that arrives from another log has the name, too.
-            const dispatch::AdapterDesk& desk = context_.dispatcher.adapters();
-            return !desk.CheckReady(adapter_id).ok() ||
-                   desk.KeyOf(adapter_id).has_value();
+            // A unit that arrives from another log has the name, too.
+            const std::string unit = UnitOf(adapter_id);
+            return !context_.dispatcher.adapters()
+                        .CheckReady(adapter_id)
+                        .ok() ||
+                   !context_.dispatcher.recovery().AdaptersOf(unit).empty() ||
+                   !context_.recorder.NotesOf(unit).empty();
           });
       if (freed.ok()) return;
       // The name stays this log's, which may use it again.

@@ -46,6 +46,10 @@ class AdapterManager {
   absl::StatusOr<CheckpointInfo> DescribeLoad(
       const LoadCheckpointRequest& request) const;
 
+  // Frees the name if this log has nothing of its unit when all records until
+  // now are durable. Any thread may call it.
+  void FreeName(const std::string& adapter_id) const;
+
   // The engine thread calls the methods below.
 
   // Errors: NOT_FOUND, and those of AdapterDesk::CheckReady.
@@ -105,10 +109,6 @@ class AdapterManager {
                    std::function<void(const absl::Status&)> then);
   // Ends the claim of a name, and frees the name unless the adapter was made.
   void EndClaim(const std::string& adapter_id, bool made);
-  // Frees the name if no such adapter exists when all records until now are
-  // durable.
-  void FreeName(const std::string& adapter_id) const;
-
   void MakeWhenRoom(NewAdapter adapter, Callback<AdapterInfo> done);
   // Creates an adapter with a claimed name in the slot that WhenSlot gave.
   // After an error gives both back and removes the image file.

@@ -1,6 +1,8 @@
 #include "src/engine/moves/arrival.h"
 
+#include <algorithm>
 #include <cerrno>
+#include <map>
 #include <utility>
 #include <variant>
 
@@ -11,6 +13,7 @@
 #include "src/base/status_macros.h"
 #include "src/engine/adapters/state_image.h"
 #include "src/engine/recovery/restore_adapter.h"
+#include "src/request/move_unit.h"
 
 namespace weft::engine {
 namespace {
@@ -19,6 +22,22 @@ namespace {
 constexpr absl::Duration kLookInterval = absl::Milliseconds(200);
 // After a copy that failed, which may have been of much.
 constexpr absl::Duration kCopyPause = absl::Seconds(1);
+
+// Returns whether a record that another log has sent is this unit's.
+bool IsWhole(const log::ArrivingRecord& sent, const std::string& unit) {
+  return sent.unit == unit &&
+         std::ranges::all_of(sent.adapters, [&unit](const auto& adapter) {
+           return adapter.image && UnitOf(adapter.adapter_id) == unit;
+         });
+}
+
+std::map<std::string, std::string> TenantsOf(const log::ArrivingRecord& sent) {
+  std::map<std::string, std::string> tenants;
+  for (const log::StoredAdapter& adapter : sent.adapters) {
+    tenants.emplace(adapter.adapter_id, adapter.tenant);
+  }
+  return tenants;
+}
 
 }  // namespace
 
@@ -60,7 +79,7 @@ absl::StatusOr<std::optional<directory::FoundArrival>> Arrival::Look() const {
   if (absl::IsNotFound(found.status())) return std::nullopt;
   WEFT_RETURN_IF_ERROR(found.status());
   const absl::StatusOr<directory::Directory::Entry> entry =
-      directory.Read(found->arrival.adapter_id);
+      directory.Read(found->arrival.unit);
   if (!entry.ok() && !absl::IsNotFound(entry.status())) return entry.status();
   if (entry.ok() && entry->version() == found->arrival.entry) {
     if (!found->arrival.refused.empty()) return std::nullopt;
@@ -74,47 +93,51 @@ absl::StatusOr<std::optional<directory::FoundArrival>> Arrival::Look() const {
 void Arrival::Consider(const directory::FoundArrival& found) {
   const absl::StatusOr<log::Record> record =
       log::DecodeRecord(found.arrival.record);
-  const auto* const adapter =
-      record.ok() ? std::get_if<log::StoredAdapter>(&*record) : nullptr;
-  if (adapter == nullptr || !adapter->image ||
-      adapter->adapter_id != found.arrival.adapter_id) {
+  const auto* const sent =
+      record.ok() ? std::get_if<log::ArrivingRecord>(&*record) : nullptr;
+  if (sent == nullptr || !IsWhole(*sent, found.arrival.unit)) {
     return Refuse(found, absl::DataLossError("the message is damaged"));
   }
-  const absl::Status fits = Check(*adapter);
+  const absl::Status fits = Check(*sent);
   if (absl::IsUnavailable(fits)) return;
   if (!fits.ok()) return Refuse(found, fits);
-  const EngineContext& context = parts_.context();
-  const absl::Status held =
-      context.dispatcher.recovery().Hold(adapter->adapter_id, adapter->tenant);
-  if (!held.ok()) return;
+  if (!parts_.Hold(sent->unit, TenantsOf(*sent)).ok()) return;
   parts_.Open();
-  arriving_ = {.adapter = *adapter,
-               .from = found.arrival.from,
-               .entry = found.arrival.entry};
-  arriving_->adapter.key = context.dispatcher.adapters().NewKey();
-  arriving_->adapter.image->file = context.state->NewImageName();
-  // The cut of a snapshot that runs must not remove it.
-  context.recorder.AddImage(arriving_->adapter.image->file, /*recorded=*/false);
-  CopyImage(found, adapter->image->file);
+  const EngineContext& context = parts_.context();
+  arriving_ = *sent;
+  arriving_->from = found.arrival.from;
+  arriving_->entry = found.arrival.entry;
+  std::vector<std::string> images;
+  for (log::StoredAdapter& adapter : arriving_->adapters) {
+    images.push_back(adapter.image->file);
+    adapter.key = context.dispatcher.adapters().NewKey();
+    adapter.image->file = context.state->NewImageName();
+    // The cut of a snapshot that runs must not remove it.
+    context.recorder.AddImage(adapter.image->file, /*recorded=*/false);
+  }
+  CopyImages(found, images);
 }
 
-absl::Status Arrival::Check(const log::StoredAdapter& adapter) const {
+absl::Status Arrival::Check(const log::ArrivingRecord& sent) const {
   dispatch::Dispatcher& dispatcher = parts_.context().dispatcher;
   const dispatch::AdapterDesk& desk = dispatcher.adapters();
   // On its way from here, or held for another reason: this may end.
-  WEFT_RETURN_IF_ERROR(desk.CheckReady(adapter.adapter_id));
+  WEFT_RETURN_IF_ERROR(desk.CheckReady(sent.unit));
   if (!dispatcher.CheckOpen().ok() || parts_.manager().sends_elsewhere()) {
     return absl::FailedPreconditionError("its server is draining");
   }
-  WEFT_RETURN_IF_ERROR(desk.CheckNew(adapter.adapter_id, adapter.tenant));
-  return parts_.manager().CheckRanks(adapter.config);
+  WEFT_RETURN_IF_ERROR(desk.CheckNew(TenantsOf(sent)));
+  for (const log::StoredAdapter& adapter : sent.adapters) {
+    WEFT_RETURN_IF_ERROR(parts_.manager().CheckRanks(adapter.config));
+  }
+  return absl::OkStatus();
 }
 
 void Arrival::Refuse(const directory::FoundArrival& found,
                      const absl::Status& reason) {
   parts_.Count(MoveMetrics::kRefused);
   Log(LogLevel::kWarning, "an adapter of another log is refused",
-      {{"adapter", found.arrival.adapter_id},
+      {{"adapter", found.arrival.unit},
        {"log", found.arrival.from},
        {"reason", reason.message()}});
   looking_ = true;
@@ -127,24 +150,25 @@ void Arrival::Refuse(const directory::FoundArrival& found,
       [this](const absl::Status& /*refused*/) { looking_ = false; });
 }
 
-void Arrival::CopyImage(const directory::FoundArrival& found,
-                        const std::string& image) {
+void Arrival::CopyImages(const directory::FoundArrival& found,
+                         const std::vector<std::string>& images) {
   parts_.OnIo(
       "",
-      [this, image, arriving = *arriving_]() -> absl::Status {
+      [this, images, arriving = *arriving_]() -> absl::Status {
         if (Failpoint("moves.copy")) return ErrnoStatus(errno, "copying");
-        WEFT_RETURN_IF_ERROR(parts_.context().state->CopyImage(
-            arriving.from, image, arriving.adapter.image->file));
-        return CheckImages(parts_.context(), {arriving.adapter});
+        for (size_t i = 0; i < images.size(); ++i) {
+          WEFT_RETURN_IF_ERROR(parts_.context().state->CopyImage(
+              arriving.from, images[i], arriving.adapters[i].image->file));
+        }
+        return CheckImages(parts_.context(), arriving.adapters);
       },
       [this, found](const absl::Status& copied) {
         if (copied.ok()) return Record();
         // Whatever it is: the next look begins anew, until the sender's
         // patience ends.
         Log(LogLevel::kWarning, "an adapter of another log cannot be copied",
-            {{"adapter", found.arrival.adapter_id},
-             {"reason", copied.message()}});
-        DropState(parts_.context(), arriving_->adapter.image->file);
+            {{"adapter", found.arrival.unit}, {"reason", copied.message()}});
+        DropImages();
         End();
         next_look_ = SteadyNow() + kCopyPause;
         if (absl::IsDataLoss(copied)) Refuse(found, copied);
@@ -158,18 +182,18 @@ void Arrival::Record() {
 
 void Arrival::Take() {
   parts_.OnIo(
-      arriving_->adapter.adapter_id,
-      [this, id = arriving_->adapter.adapter_id,
+      arriving_->unit,
+      [this, unit = arriving_->unit,
        entry = arriving_->entry]() -> absl::StatusOr<bool> {
         if (Failpoint("moves.take")) return ErrnoStatus(errno, "taking");
         WEFT_ASSIGN_OR_RETURN(const bool taken,
-                              parts_.directory().Take(id, entry));
+                              parts_.directory().Take(unit, entry));
         if (Failpoint("moves.taken")) return ErrnoStatus(errno, "having taken");
         return taken;
       },
       [this](const absl::StatusOr<bool>& taken) {
         if (!taken.ok()) {
-          return parts_.Again(arriving_->adapter.adapter_id, taken.status(),
+          return parts_.Again(arriving_->unit, taken.status(),
                               [this] { Take(); });
         }
         *taken ? Own() : Drop();
@@ -178,34 +202,42 @@ void Arrival::Take() {
 
 void Arrival::Own() {
   const EngineContext& context = parts_.context();
-  const log::StoredAdapter& adapter = arriving_->adapter;
   parts_.Count(MoveMetrics::kArrived);
-  context.recorder.Write(
-      log::MoveRecord{.key = adapter.key, .stage = log::MoveStage::kOwn});
-  // A later adapter with this name must have another epoch.
-  context.dispatcher.recovery().Reserve(/*next_key=*/0, adapter.epoch,
-                                        /*next_work=*/0);
-  AddFromImage(context, adapter, &parts_.snapshots());
+  parts_.directory().memory().Forget(arriving_->unit);
+  context.recorder.Own(*arriving_);
+  for (const log::StoredAdapter& adapter : arriving_->adapters) {
+    // A later adapter with this name must have another epoch.
+    context.dispatcher.recovery().Reserve(/*next_key=*/0, adapter.epoch,
+                                          /*next_work=*/0);
+    AddFromImage(context, adapter, &parts_.snapshots());
+  }
   Log(LogLevel::kInfo, "an adapter has arrived",
-      {{"adapter", adapter.adapter_id}, {"log", arriving_->from}});
+      {{"adapter", arriving_->unit},
+       {"models", arriving_->adapters.size()},
+       {"log", arriving_->from}});
   End();
 }
 
 void Arrival::Drop() {
-  const EngineContext& context = parts_.context();
   parts_.Count(MoveMetrics::kDropped);
-  context.recorder.Write(log::MoveRecord{.key = arriving_->adapter.key,
-                                         .stage = log::MoveStage::kDropped});
-  DropState(context, arriving_->adapter.image->file);
+  parts_.context().recorder.Write(log::MoveRecord{
+      .unit = arriving_->unit, .stage = log::MoveStage::kDropped});
+  DropImages();
   Log(LogLevel::kWarning, "an adapter that was to arrive has stayed",
-      {{"adapter", arriving_->adapter.adapter_id}, {"log", arriving_->from}});
+      {{"adapter", arriving_->unit}, {"log", arriving_->from}});
   End();
+}
+
+void Arrival::DropImages() const {
+  for (const log::StoredAdapter& adapter : arriving_->adapters) {
+    DropState(parts_.context(), adapter.image->file);
+  }
 }
 
 // The next look removes the message.
 void Arrival::End() {
   const log::ArrivingRecord ended = *std::exchange(arriving_, std::nullopt);
-  parts_.context().dispatcher.recovery().SetReady(ended.adapter.adapter_id);
+  parts_.Release(ended.unit);
   parts_.Close();
   next_look_ = absl::InfinitePast();
 }

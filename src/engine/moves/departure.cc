@@ -19,6 +19,9 @@ namespace {
 constexpr absl::Duration kSampleTime = absl::Seconds(10);
 constexpr absl::Duration kWorkTime = absl::Minutes(10);
 constexpr absl::Duration kQuietPoll = absl::Milliseconds(5);
+// A client sends the steps that an accepted step waits for within so long, or
+// is gone.
+constexpr absl::Duration kGapTime = absl::Seconds(30);
 // The receiver gets so long, and more for a large image. It is asked so often.
 constexpr absl::Duration kReceiverPatience = absl::Seconds(30);
 constexpr double kCopiedBytesPerSecond = 10e6;
@@ -26,8 +29,8 @@ constexpr absl::Duration kJudgeInterval = absl::Milliseconds(100);
 
 }  // namespace
 
-absl::StatusOr<AdapterKey> Departure::Check(const std::string& adapter_id,
-                                            int to) const {
+absl::StatusOr<std::map<std::string, std::string>> Departure::Check(
+    const std::string& unit, int to) const {
   const int logs = parts_.directory().num_logs();
   if (to < 0 || to >= logs) {
     return absl::InvalidArgumentError(absl::StrCat(
@@ -35,35 +38,41 @@ absl::StatusOr<AdapterKey> Departure::Check(const std::string& adapter_id,
   }
   const EngineContext& context = parts_.context();
   WEFT_RETURN_IF_ERROR(context.dispatcher.CheckOpen());
-  WEFT_ASSIGN_OR_RETURN(const AdapterKey key,
-                        parts_.manager().Find(adapter_id));
-  if (key == AdapterKey::kBaseModel) {
+  WEFT_RETURN_IF_ERROR(context.dispatcher.adapters().CheckReady(unit));
+  if (unit.empty()) {
     return absl::InvalidArgumentError("adapter_id: the base model is on all");
   }
-  if (!context.recorder.Has(key)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("adapter_id: '", adapter_id,
-                     "' has durability memory, so it cannot move: save it, "
-                     "and load it elsewhere"));
+  std::map<std::string, std::string> tenants;
+  for (const auto& [key, info] :
+       context.dispatcher.recovery().AdaptersOf(unit)) {
+    if (!context.recorder.Has(key)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("adapter_id: '", info.adapter_id,
+                       "' has durability memory, so it cannot move: save it, "
+                       "and load it elsewhere"));
+    }
+    tenants.emplace(info.adapter_id, info.tenant);
   }
-  return key;
+  if (tenants.empty() && context.recorder.NotesOf(unit).empty()) {
+    return dispatch::NoSuchAdapter(unit);
+  }
+  return tenants;
 }
 
-void Departure::Start(const std::string& adapter_id, int to,
-                      Callback<bool> done) {
-  const absl::Status status = Check(adapter_id, to).status();
+void Departure::Start(const std::string& unit, int to, Callback<bool> done) {
+  const absl::Status status = Check(unit, to).status();
   if (!status.ok()) return done(status);
-  // Also for a call that is repeated, and has followed the adapter.
+  // Also for a call that is repeated, and has followed the unit.
   if (to == parts_.directory().own()) return done(true);
-  waiting_.push_back({.adapter_id = adapter_id,
-                      .leaving = {.stage = log::MoveStage::kLeaving, .to = to},
+  waiting_.push_back({.unit = unit,
+                      .leaving = {.unit = unit, .to = to},
                       .waiters = {std::move(done)}});
 }
 
-bool Departure::Join(const std::string& adapter_id, int to,
+bool Departure::Join(const std::string& unit, int to,
                      const Callback<bool>& done) {
   const auto is_same = [&](const Move& move) {
-    return move.adapter_id == adapter_id && move.leaving.to == to;
+    return move.unit == unit && move.leaving.to == to;
   };
   if (move_ && is_same(*move_)) {
     move_->waiters.push_back(done);
@@ -77,18 +86,20 @@ bool Departure::Join(const std::string& adapter_id, int to,
 
 void Departure::Resume(const log::MoveRecord& record) {
   parts_.Open();
-  waiting_.push_front(
-      {.adapter_id = parts_.context().dispatcher.adapters().NameOf(record.key),
-       .leaving = record,
-       .reason = absl::AbortedError("the server has restarted"),
-       .resumed = true});
+  waiting_.push_front({.unit = record.unit,
+                       .leaving = record,
+                       .held = true,
+                       .reason = absl::AbortedError("the server has restarted"),
+                       .resumed = true});
 }
 
 void Departure::GoOn() {
   if (move_ || waiting_.empty()) return;
   move_ = std::move(waiting_.front());
   waiting_.pop_front();
-  move_->resumed ? Judge() : Begin();
+  if (!move_->resumed) return Begin();
+  SetKeys();
+  Judge();
 }
 
 void Departure::Close(const absl::Status& status) {
@@ -101,52 +112,65 @@ void Departure::Close(const absl::Status& status) {
 }
 
 void Departure::Begin() {
-  const EngineContext& context = parts_.context();
   parts_.Open();
-  const absl::StatusOr<AdapterKey> key =
-      Check(move_->adapter_id, move_->leaving.to);
+  Hold(SteadyNow());
+}
+
+void Departure::Hold(absl::Time begin) {
+  const auto tenants = Check(move_->unit, move_->leaving.to);
   // It may be gone by now, perhaps to another log. A repeated call learns that.
-  if (absl::IsNotFound(key.status())) {
-    return End(absl::UnavailableError(key.status().message()));
+  if (absl::IsNotFound(tenants.status())) {
+    return End(absl::UnavailableError(tenants.status().message()));
   }
-  if (!key.ok()) return End(key.status());
-  const absl::Status held = context.dispatcher.recovery().Hold(
-      move_->adapter_id,
-      context.dispatcher.adapters().Info(move_->adapter_id)->tenant);
+  if (!tenants.ok()) return End(tenants.status());
+  const absl::Status held = parts_.Hold(move_->unit, *tenants);
+  if (absl::IsUnavailable(held) && SteadyNow() - begin < kGapTime) {
+    return parts_.After(kQuietPoll, [this, begin] { Hold(begin); });
+  }
   if (!held.ok()) return End(held);
-  move_->leaving.key = *key;
+  move_->held = true;
+  SetKeys();
   WaitForQuiet(SteadyNow());
+}
+
+void Departure::SetKeys() {
+  for (const auto& [key, info] :
+       parts_.context().dispatcher.recovery().AdaptersOf(move_->unit)) {
+    move_->keys.push_back(key);
+  }
 }
 
 void Departure::WaitForQuiet(absl::Time begin) {
   dispatch::RecoveryDesk& desk = parts_.context().dispatcher.recovery();
-  if (desk.IsQuiet(move_->leaving.key)) return ReadEntry();
+  if (desk.IsQuiet(move_->unit)) return ReadEntry();
   const absl::Duration waited = SteadyNow() - begin;
   if (waited >= kWorkTime) {
     return End(absl::UnavailableError(absl::StrCat(
-        "the accepted work of '", move_->adapter_id, "' has not ended in ",
+        "the accepted work of '", move_->unit, "' has not ended in ",
         absl::FormatDuration(kWorkTime), ", so it stays: try again")));
   }
   if (waited >= kSampleTime) {
-    const std::vector<uint64_t> running = desk.DropSamples(move_->leaving.key);
     parts_.samples().End(
-        running,
-        parts_.context().dispatcher.adapters().CheckReady(move_->adapter_id));
+        desk.DropSamples(move_->unit),
+        parts_.context().dispatcher.adapters().CheckReady(move_->unit));
   }
   parts_.After(kQuietPoll, [this, begin] { WaitForQuiet(begin); });
 }
 
 void Departure::ReadEntry() {
   parts_.OnIo(
-      move_->adapter_id,
-      [this, id = move_->adapter_id,
+      move_->unit,
+      [this, unit = move_->unit,
        to = move_->leaving.to]() -> absl::StatusOr<std::string> {
-        WEFT_RETURN_IF_ERROR(parts_.directory().CheckOwned(to));
+        directory::Directory& directory = parts_.directory();
+        WEFT_RETURN_IF_ERROR(directory.CheckOwned(to));
+        // A session has none before it has a model.
+        WEFT_RETURN_IF_ERROR(directory.Restore({unit}));
         WEFT_ASSIGN_OR_RETURN(const directory::Directory::Entry entry,
-                              parts_.directory().Read(id));
-        if (entry.log == parts_.directory().own()) return entry.version();
+                              directory.Read(unit));
+        if (entry.log == directory.own()) return entry.version();
         return absl::FailedPreconditionError(
-            absl::StrCat("adapter_id: the directory says that '", id,
+            absl::StrCat("adapter_id: the directory says that '", unit,
                          "' is in another log"));
       },
       [this](const absl::StatusOr<std::string>& entry) {
@@ -155,30 +179,42 @@ void Departure::ReadEntry() {
 }
 
 void Departure::Record(const std::string& entry) {
+  const EngineContext& context = parts_.context();
   move_->leaving.entry = entry;
   move_->patience = kReceiverPatience;
+  for (const AdapterKey key : move_->keys) {
+    move_->patience +=
+        absl::Seconds(static_cast<double>(context.adapters.ImageBytes(key)) /
+                      kCopiedBytesPerSecond);
+  }
   move_->deadline = SteadyNow() + move_->patience;
-  parts_.context().recorder.Write(move_->leaving);
-  WriteImage();
+  move_->sent = {.unit = move_->unit,
+                 .notes = context.recorder.NotesOf(move_->unit),
+                 .from = parts_.directory().own(),
+                 .entry = entry};
+  context.recorder.Write(move_->leaving);
+  WriteImages();
 }
 
-void Departure::WriteImage() {
+void Departure::WriteImages() {
+  const size_t next = move_->sent.adapters.size();
+  if (next == move_->keys.size()) {
+    move_->deadline = SteadyNow() + move_->patience;
+    return parts_.WhenDurable([this] { Send(); });
+  }
   parts_.snapshots().DescribeNow(
-      move_->leaving.key,
+      move_->keys[next],
       [this](const absl::StatusOr<Snapshotter::Described>& made) {
         if (made.ok()) {
-          if (made->is_new) move_->new_image = made->adapter.image->file;
-          move_->record = Encode(log::Record(made->adapter));
-          move_->patience += absl::Seconds(
-              static_cast<double>(
-                  parts_.context().adapters.ImageBytes(move_->leaving.key)) /
-              kCopiedBytesPerSecond);
-          move_->deadline = SteadyNow() + move_->patience;
-          return parts_.WhenDurable([this] { Send(); });
+          if (made->is_new) {
+            move_->new_images.push_back(made->adapter.image->file);
+          }
+          move_->sent.adapters.push_back(made->adapter);
+          return WriteImages();
         }
         if (IsStoreAway(parts_.context(), made.status()) && !IsOver()) {
-          return parts_.Again(move_->adapter_id, made.status(),
-                              [this] { WriteImage(); });
+          return parts_.Again(move_->unit, made.status(),
+                              [this] { WriteImages(); });
         }
         move_->reason = made.status();
         parts_.WhenDurable([this] { Judge(); });
@@ -189,10 +225,11 @@ void Departure::Send() {
   parts_.OnIo(
       "",
       [this, to = move_->leaving.to,
-       arrival = directory::Arrival{.from = parts_.directory().own(),
-                                    .adapter_id = move_->adapter_id,
-                                    .entry = move_->leaving.entry,
-                                    .record = move_->record}] {
+       arrival =
+           directory::Arrival{.from = parts_.directory().own(),
+                              .unit = move_->unit,
+                              .entry = move_->leaving.entry,
+                              .record = Encode(log::Record(move_->sent))}] {
         if (Failpoint("moves.send")) return ErrnoStatus(errno, "sending");
         return parts_.directory().arrivals().Send(to, arrival);
       },
@@ -204,18 +241,17 @@ void Departure::Send() {
 }
 
 absl::StatusOr<Departure::Verdict> Departure::Decide(
-    const std::string& adapter_id, const log::MoveRecord& leaving,
-    bool is_over) const {
+    const log::MoveRecord& leaving, bool is_over) const {
   directory::Directory& directory = parts_.directory();
   if (Failpoint("moves.judge")) return ErrnoStatus(errno, "judging");
   const absl::StatusOr<directory::Directory::Entry> entry =
-      directory.Read(adapter_id);
+      directory.Read(leaving.unit);
   // Deleted by the receiver, or by a log to which that has sent it.
   if (absl::IsNotFound(entry.status())) return Verdict{.what = Verdict::kLeft};
   WEFT_RETURN_IF_ERROR(entry.status());
   if (!entry->log) {
     return absl::DataLossError(
-        absl::StrCat("the entry of '", adapter_id, "' is damaged"));
+        absl::StrCat("the entry of '", leaving.unit, "' is damaged"));
   }
   // Another log has it, or had it until it was deleted and its name made anew.
   if (*entry->log != directory.own() || !entry->IsOf(leaving.entry)) {
@@ -227,7 +263,7 @@ absl::StatusOr<Departure::Verdict> Departure::Decide(
   }
   if (is_over) {
     WEFT_ASSIGN_OR_RETURN(const bool taken,
-                          directory.Take(adapter_id, leaving.entry));
+                          directory.Take(leaving.unit, leaving.entry));
     return Verdict{.what = taken ? Verdict::kStayed : Verdict::kWaits};
   }
   const absl::StatusOr<directory::FoundArrival> message =
@@ -241,12 +277,13 @@ absl::StatusOr<Departure::Verdict> Departure::Decide(
 
 void Departure::Judge() {
   parts_.OnIo(
-      move_->adapter_id,
-      [this, id = move_->adapter_id, leaving = move_->leaving,
-       is_over = IsOver()] { return Decide(id, leaving, is_over); },
+      move_->unit,
+      [this, leaving = move_->leaving, is_over = IsOver()] {
+        return Decide(leaving, is_over);
+      },
       [this](const absl::StatusOr<Verdict>& verdict) {
         if (!verdict.ok()) {
-          return parts_.Again(move_->adapter_id, verdict.status(),
+          return parts_.Again(move_->unit, verdict.status(),
                               [this] { Judge(); });
         }
         if (verdict->what == Verdict::kLeft) return Leave();
@@ -263,11 +300,16 @@ void Departure::Judge() {
 
 void Departure::Leave() {
   parts_.Count(MoveMetrics::kLeft);
-  parts_.manager().Remove(move_->leaving.key);
-  parts_.context().recorder.Write(
-      log::RemovedRecord{.key = move_->leaving.key});
+  for (const AdapterKey key : move_->keys) parts_.manager().Remove(key);
+  parts_.context().recorder.Left(move_->unit, move_->keys);
   Log(LogLevel::kInfo, "an adapter has left",
-      {{"adapter", move_->adapter_id}, {"log", move_->leaving.to}});
+      {{"adapter", move_->unit},
+       {"models", move_->keys.size()},
+       {"log", move_->leaving.to}});
+  // So that calls find it there at once.
+  parts_.OnIo(
+      "", [this, unit = move_->unit] { return parts_.directory().Find(unit); },
+      [](const absl::Status& /*moved*/) {});
   End(true);
 }
 
@@ -280,10 +322,10 @@ void Departure::Stay() {
         absl::FormatDuration(absl::Ceil(move_->patience, absl::Seconds(1))),
         ", so it stays: try again"));
   }
-  parts_.context().recorder.Write(log::MoveRecord{
-      .key = move_->leaving.key, .stage = log::MoveStage::kStayed});
+  parts_.context().recorder.Write(
+      log::MoveRecord{.unit = move_->unit, .stage = log::MoveStage::kStayed});
   Log(LogLevel::kWarning, "an adapter that was to leave stays",
-      {{"adapter", move_->adapter_id},
+      {{"adapter", move_->unit},
        {"log", move_->leaving.to},
        {"reason", move_->reason.message()}});
   End(move_->reason);
@@ -292,10 +334,8 @@ void Departure::Stay() {
 void Departure::End(const absl::StatusOr<bool>& result) {
   const Move move = *std::exchange(move_, std::nullopt);
   const EngineContext& context = parts_.context();
-  if (move.leaving.key != AdapterKey::kBaseModel) {
-    context.dispatcher.recovery().SetReady(move.adapter_id);
-  }
-  DropState(context, move.new_image);
+  if (move.held) parts_.Release(move.unit);
+  for (const std::string& image : move.new_images) DropState(context, image);
   parts_.Close();
   for (const Callback<bool>& done : move.waiters) done(result);
   if (move.leaving.entry.empty()) return;

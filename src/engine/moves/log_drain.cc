@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/base/observe/log.h"
+#include "src/request/move_unit.h"
 
 namespace weft::engine {
 namespace {
@@ -25,14 +26,18 @@ void LogDrain::Start(Callback<bool> done) {
 std::optional<std::string> LogDrain::Next() const {
   const absl::StatusOr<AdapterPage> page =
       parts_.context().dispatcher.adapters().List({.size = 1});
-  if (!page.ok() || page->adapters.empty()) return std::nullopt;
-  return page->adapters.front().adapter_id;
+  if (page.ok() && !page->adapters.empty()) {
+    return UnitOf(page->adapters.front().adapter_id);
+  }
+  std::string unit = parts_.context().recorder.UnitWithNotes();
+  if (unit.empty()) return std::nullopt;
+  return unit;
 }
 
 void LogDrain::GoOn() {
   if (phase_ == Phase::kEmpty) return End(true);
   if (phase_ == Phase::kOff || moving_) return;
-  if (const std::optional<std::string> id = Next()) return Move(*id);
+  if (const std::optional<std::string> unit = Next()) return Move(*unit);
   // One may just arrive.
   if (parts_.open() > 0) return;
   phase_ = Phase::kEmpty;
@@ -41,32 +46,31 @@ void LogDrain::GoOn() {
   End(true);
 }
 
-void LogDrain::Move(const std::string& id) {
+void LogDrain::Move(const std::string& unit) {
   moving_ = true;
   parts_.OnIo(
       "", [this] { return parts_.directory().OtherLogs(); },
-      [this, id](const absl::StatusOr<std::vector<int>>& logs) {
-        if (logs.ok() && !logs->empty()) return Send(id, *logs);
+      [this, unit](const absl::StatusOr<std::vector<int>>& logs) {
+        if (logs.ok() && !logs->empty()) return Send(unit, *logs);
         parts_.After(kPause, [this] { moving_ = false; });
       });
 }
 
-void LogDrain::Send(const std::string& adapter_id,
-                    const std::vector<int>& logs) {
-  departure_.Start(adapter_id, logs[num_sent_++ % logs.size()],
-                   [this, adapter_id](const absl::StatusOr<bool>& moved) {
-                     if (moved.ok() || absl::IsNotFound(moved.status())) {
-                       moving_ = false;
-                       return;
-                     }
-                     if (!absl::IsFailedPrecondition(moved.status())) {
-                       return parts_.After(kPause, [this] { moving_ = false; });
-                     }
-                     moving_ = false;
-                     End(absl::FailedPreconditionError(absl::StrCat(
-                         "'", adapter_id, "' cannot leave this log: ",
-                         moved.status().message())));
-                   });
+void LogDrain::Send(const std::string& unit, const std::vector<int>& logs) {
+  departure_.Start(
+      unit, logs[num_sent_++ % logs.size()],
+      [this, unit](const absl::StatusOr<bool>& moved) {
+        if (moved.ok() || absl::IsNotFound(moved.status())) {
+          moving_ = false;
+          return;
+        }
+        if (!absl::IsFailedPrecondition(moved.status())) {
+          return parts_.After(kPause, [this] { moving_ = false; });
+        }
+        moving_ = false;
+        End(absl::FailedPreconditionError(absl::StrCat(
+            "'", unit, "' cannot leave this log: ", moved.status().message())));
+      });
 }
 
 void LogDrain::End(const absl::StatusOr<bool>& result) {

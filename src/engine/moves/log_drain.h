@@ -1,4 +1,4 @@
-// Empties this log: takes its adapters to other logs, one after another, while
+// Empties this log: takes its units to other logs, one after another, while
 // their clients go on. New adapters go to other servers meanwhile. Then the
 // process can give the log away. Threads: engine thread.
 #ifndef WEFT_SRC_ENGINE_MOVES_LOG_DRAIN_H_
@@ -29,7 +29,7 @@ class LogDrain {
   // Errors: FAILED_PRECONDITION (an adapter cannot move, or another log refuses
   // it).
   void Start(Callback<bool> done);
-  // Takes the next adapter away. Call it between two pieces of work.
+  // Takes the next unit away. Call it between two pieces of work.
   void GoOn();
   // Returns whether the log is to stay without adapters.
   bool succeeded() const { return phase_ == Phase::kEmpty; }
@@ -39,10 +39,10 @@ class LogDrain {
  private:
   enum class Phase : uint8_t { kOff, kMoves, kEmpty };
 
-  // Returns an adapter that is to leave; none if there are none.
+  // Returns a unit that is to leave; none if there are none.
   std::optional<std::string> Next() const;
-  void Move(const std::string& id);
-  void Send(const std::string& adapter_id, const std::vector<int>& logs);
+  void Move(const std::string& unit);
+  void Send(const std::string& unit, const std::vector<int>& logs);
   void End(const absl::StatusOr<bool>& result);
 
   MoveParts& parts_;

@@ -1,15 +1,16 @@
-// What the two sides of a move share. An adapter moves from the log of one
+// What the two sides of a move share. A unit, which is an adapter or a session
+// with all its models (src/request/move_unit.h), moves from the log of one
 // process to that of another through the store: neither calls the other.
 //
 //   sender (departure.h)                 receiver (arrival.h)
-//   holds the adapter: calls wait
-//   record `leaving`, an image
+//   holds the unit: calls wait
+//   record `leaving`, images
 //   sends its record           ------->  finds it, checks the limits
-//                                        copies the image
+//                                        copies the images
 //                                        record `arriving`
 //                                        takes the directory's entry
 //   sees the other's entry               record `own`: calls go on here
-//   record `removed`: calls are
+//   record `left`: calls are
 //   sent to the receiver
 //
 // Only one entry has the version in the first record. So of the receiver, which
@@ -30,6 +31,7 @@
 #include "absl/time/time.h"
 #include "src/base/clock.h"
 #include "src/base/observe/metrics.h"
+#include "src/base/status_macros.h"
 #include "src/engine/adapters/adapter_manager.h"
 #include "src/engine/decode/sample_runner.h"
 #include "src/engine/engine_context.h"
@@ -65,6 +67,19 @@ class MoveParts {
   SampleRunner& samples() const { return samples_; }
   void Count(MoveMetrics::Result result) {
     metrics_.results[result].Increment();
+  }
+
+  // Has calls for a unit with these adapters wait, also those that change its
+  // notes, until Release. Errors: those of RecoveryDesk::Hold.
+  absl::Status Hold(const std::string& unit,
+                    const std::map<std::string, std::string>& tenants) const {
+    WEFT_RETURN_IF_ERROR(context_.dispatcher.recovery().Hold(unit, tenants));
+    context_.recorder.HoldNotes(unit);
+    return absl::OkStatus();
+  }
+  void Release(const std::string& unit) const {
+    context_.recorder.ReleaseNotes(unit);
+    context_.dispatcher.recovery().Release(unit);
   }
 
   // While a move is open, no snapshot begins, and a drain of the process waits.

@@ -19,7 +19,7 @@ void Moves::Start(const MoveAdapterRequest& request, bool is_replayed,
                   const Callback<bool>& done) {
   const absl::Status refused = Check(is_replayed);
   if (!refused.ok()) return done(refused);
-  departure_.Start(request.adapter_id, request.log, done);
+  departure_.Start(UnitOf(request.adapter_id), request.log, done);
 }
 
 void Moves::DrainLog(bool is_replayed, const Callback<bool>& done) {
@@ -28,8 +28,8 @@ void Moves::DrainLog(bool is_replayed, const Callback<bool>& done) {
 }
 
 void Moves::Resume(OpenMoves moves) {
-  for (auto& [key, leaving] : moves.leaving) departure_.Resume(leaving);
-  for (auto& [key, arriving] : moves.arriving) {
+  for (auto& [unit, leaving] : moves.leaving) departure_.Resume(leaving);
+  for (auto& [unit, arriving] : moves.arriving) {
     arrival_.Resume(std::move(arriving));
   }
 }

@@ -1,4 +1,4 @@
-// Moves adapters between the logs of a store (move_parts.h).
+// Moves units between the logs of a store (move_parts.h).
 #ifndef WEFT_SRC_ENGINE_MOVES_MOVES_H_
 #define WEFT_SRC_ENGINE_MOVES_MOVES_H_
 
@@ -12,6 +12,7 @@
 #include "src/engine/moves/move_parts.h"
 #include "src/engine/recovery/log_replay.h"
 #include "src/request/adapter.h"
+#include "src/request/move_unit.h"
 #include "src/request/reply.h"
 
 namespace weft::engine {
@@ -32,7 +33,7 @@ class Moves {
              const Callback<bool>& done);
   // Does what Departure::Join does.
   bool Join(const MoveAdapterRequest& request, const Callback<bool>& done) {
-    return departure_.Join(request.adapter_id, request.log, done);
+    return departure_.Join(UnitOf(request.adapter_id), request.log, done);
   }
   // Does what LogDrain::Start does. Errors, besides: those of Start.
   void DrainLog(bool is_replayed, const Callback<bool>& done);

@@ -11,6 +11,7 @@
 #include "src/base/files/file_io.h"
 #include "src/base/observe/log.h"
 #include "src/engine/adapters/state_image.h"
+#include "src/request/move_unit.h"
 
 namespace weft::engine {
 namespace {
@@ -152,13 +153,8 @@ bool LogReplay::HasAccepted(const std::string& adapter_id) const {
 }
 
 bool LogReplay::IsMoving(const std::string& adapter_id) const {
-  return std::ranges::any_of(moves_.leaving,
-                             [&](const auto& entry) {
-                               return NameOf(entry.first) == adapter_id;
-                             }) ||
-         std::ranges::any_of(moves_.arriving, [&](const auto& entry) {
-           return entry.second.adapter.adapter_id == adapter_id;
-         });
+  const std::string unit = UnitOf(adapter_id);
+  return moves_.leaving.contains(unit) || moves_.arriving.contains(unit);
 }
 
 void LogReplay::ResumeSteps() {

@@ -39,8 +39,8 @@ struct RecoveryReport {
 
 // The moves that the log has begun and not ended.
 struct OpenMoves {
-  std::map<AdapterKey, log::MoveRecord> leaving;
-  std::map<AdapterKey, log::ArrivingRecord> arriving;
+  std::map<std::string, log::MoveRecord> leaving;  // By units.
+  std::map<std::string, log::ArrivingRecord> arriving;
 };
 
 class LogReplay {
@@ -110,6 +110,8 @@ class LogReplay {
   void Apply(log::NoteRecord& note, const Next& next);
   void Apply(log::ArrivingRecord& arriving, const Next& next);
   void Apply(log::MoveRecord& move, const Next& next);
+  // Applies the records of arrived adapters from the last to the first.
+  void Arrive(std::vector<log::StoredAdapter> adapters, const Next& next);
 
   absl::Status RunBatch(const log::BatchRecord& batch);
   absl::Status RunAgain(const log::DoneRecord& done);

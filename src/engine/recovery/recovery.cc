@@ -113,6 +113,9 @@ absl::StatusOr<std::unique_ptr<log::LogReader>> Recovery::Read(
     tenants.emplace(id, adapter.tenant);
   }
   desk.SetRecovering(std::move(tenants));
+  for (const std::string& unit : report_.log.moving) {
+    WEFT_RETURN_IF_ERROR(desk.Hold(unit, {}));
+  }
   *accepted = std::move(snapshot.accepted);
   return reader;
 }
@@ -133,6 +136,7 @@ absl::Status Recovery::StartRecording(log::LogMetrics* metrics) {
       {.bytes = log.num_bytes,
        .time = read_time * static_cast<double>(log.num_records)},
       read_time, settings_, log.adapters, std::move(log.notes));
+  for (const std::string& unit : log.moving) context_.recorder.HoldNotes(unit);
   context_.sample_records.Restore();
   for (const uint64_t work : log.given_up) {
     context_.recorder.Write(log::GivenUpRecord{.work = work});

@@ -65,7 +65,6 @@ void LogReplay::Apply(log::RemovedRecord& removed, const Next& next) {
   std::erase_if(accepted_, [&](const auto& entry) {
     return entry.second.key == removed.key;
   });
-  moves_.leaving.erase(removed.key);
   if (!context_.dispatcher.adapters().NameOf(removed.key).empty()) {
     manager_.Remove(removed.key);
   }
@@ -249,22 +248,40 @@ void LogReplay::Apply(log::NoteRecord& /*note*/, const Next& next) {
 }
 
 void LogReplay::Apply(log::ArrivingRecord& arriving, const Next& next) {
-  context_.recorder.AddImage(arriving.adapter.image->file, /*recorded=*/true);
-  moves_.arriving[arriving.adapter.key] = std::move(arriving);
+  for (const log::StoredAdapter& adapter : arriving.adapters) {
+    context_.recorder.AddImage(adapter.image->file, /*recorded=*/true);
+  }
+  moves_.arriving[arriving.unit] = std::move(arriving);
   next(absl::OkStatus());
 }
 
 void LogReplay::Apply(log::MoveRecord& move, const Next& next) {
   using enum log::MoveStage;
-  if (move.stage == kLeaving) {
-    moves_.leaving[move.key] = std::move(move);
-  } else if (move.stage == kStayed) {
-    moves_.leaving.erase(move.key);
-  } else if (auto arriving = moves_.arriving.extract(move.key);
-             move.stage == kOwn) {
-    return Apply(arriving.mapped().adapter, next);
+  auto arriving = moves_.arriving.extract(move.unit);
+  if (move.stage == kOwn) {
+    return Arrive(std::move(arriving.mapped().adapters), next);
   }
+  if (move.stage == kLeft) {
+    for (const auto& [key, info] :
+         context_.dispatcher.recovery().AdaptersOf(move.unit)) {
+      log::RemovedRecord removed{.key = key};
+      Apply(removed, [](const absl::Status& /*ok*/) {});
+    }
+  }
+  moves_.leaving.erase(move.unit);
+  if (move.stage == kLeaving) moves_.leaving[move.unit] = std::move(move);
   next(absl::OkStatus());
+}
+
+void LogReplay::Arrive(std::vector<log::StoredAdapter> adapters,
+                       const Next& next) {
+  if (adapters.empty()) return next(absl::OkStatus());
+  log::StoredAdapter adapter = std::move(adapters.back());
+  adapters.pop_back();
+  Apply(adapter, [this, adapters = std::move(adapters),
+                  next](const absl::Status& status) {
+    status.ok() ? Arrive(adapters, next) : next(status);
+  });
 }
 
 void LogReplay::Apply(log::SettingsRecord& record, const Next& next) {

@@ -35,40 +35,40 @@ std::string ImageOf(const Record& record) {
   return adapter != nullptr && adapter->image ? adapter->image->file : "";
 }
 
-// The moves of adapters that have begun and not ended.
+// The moves that have begun and not ended.
 class OpenMoves {
  public:
-  // Returns the image of an adapter that arrives with this record, or "".
-  std::string Add(const Record& record) {
+  // Returns the images of a unit that arrives with this record.
+  std::vector<std::string> Add(const Record& record) {
     if (const auto* arriving = std::get_if<ArrivingRecord>(&record)) {
-      arriving_[arriving->adapter.key] = ImageOf(arriving->adapter);
-    } else if (const auto* removed = std::get_if<RemovedRecord>(&record)) {
-      leaving_.erase(removed->key);
+      std::vector<std::string>& images = arriving_[arriving->unit];
+      for (const StoredAdapter& adapter : arriving->adapters) {
+        images.push_back(ImageOf(adapter));
+      }
     } else if (const auto* move = std::get_if<MoveRecord>(&record)) {
-      if (move->stage == MoveStage::kLeaving) leaving_.insert(move->key);
-      if (move->stage == MoveStage::kStayed) leaving_.erase(move->key);
-      const auto image = arriving_.extract(move->key);
-      if (move->stage == MoveStage::kOwn && image) return image.mapped();
+      leaving_.erase(move->unit);
+      if (move->stage == MoveStage::kLeaving) leaving_.insert(move->unit);
+      const auto images = arriving_.extract(move->unit);
+      if (move->stage == MoveStage::kOwn && images) return images.mapped();
     }
-    return "";
+    return {};
   }
-  // Returns the records that leave the adapters where they are.
+  // Returns the records that leave the units where they are.
   std::vector<std::string> Ends() const {
     std::vector<std::string> ends;
-    for (const AdapterKey key : leaving_) {
-      ends.push_back(
-          Encode(Record(MoveRecord{.key = key, .stage = MoveStage::kStayed})));
-    }
-    for (const auto& [key, image] : arriving_) {
-      ends.push_back(
-          Encode(Record(MoveRecord{.key = key, .stage = MoveStage::kDropped})));
+    const auto end = [&ends](const std::string& unit, MoveStage stage) {
+      ends.push_back(Encode(Record(MoveRecord{.unit = unit, .stage = stage})));
+    };
+    for (const std::string& unit : leaving_) end(unit, MoveStage::kStayed);
+    for (const auto& [unit, images] : arriving_) {
+      end(unit, MoveStage::kDropped);
     }
     return ends;
   }
 
  private:
-  std::set<AdapterKey> leaving_;
-  std::map<AdapterKey, std::string> arriving_;
+  std::set<std::string> leaving_;
+  std::map<std::string, std::vector<std::string>> arriving_;
 };
 
 class Copy {
@@ -113,7 +113,7 @@ class Copy {
   }
 
   // In a copy no other log has a part in a move, and no entry says whose the
-  // adapter is. So moves that are open end there.
+  // unit is. So moves that are open end there.
   absl::Status CopyLog() {
     WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<LogReader> reader,
                           from_.OpenLog(first_sequence_));
@@ -127,7 +127,9 @@ class Copy {
       if (!record) break;
       WEFT_ASSIGN_OR_RETURN(const Record decoded, DecodeRecord(record->bytes));
       WEFT_RETURN_IF_ERROR(CopyImage(ImageOf(decoded)));
-      WEFT_RETURN_IF_ERROR(CopyImage(moves.Add(decoded)));
+      for (const std::string& image : moves.Add(decoded)) {
+        WEFT_RETURN_IF_ERROR(CopyImage(image));
+      }
       bytes += record->bytes.size();
       group.push_back(std::move(record->bytes));
       if (bytes < kGroupBytes) continue;

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "src/base/reason.h"
 #include "tests/engine/engine_fixture.h"
@@ -75,6 +76,10 @@ class Server {
     Kill();
     Start();
   }
+  void Restart(EngineOptions more) {
+    options_.max_adapters = more.max_adapters;
+    Restart();
+  }
 
   std::future<absl::Status> BeginMove(const std::string& id, int log) {
     const auto promise = std::make_shared<std::promise<absl::Status>>();
@@ -88,6 +93,19 @@ class Server {
     return BeginMove(id, log).get();
   }
 
+  absl::Status Put(const std::string& name, const std::string& value) {
+    std::promise<absl::Status> promise;
+    engine_->PutNote(name, value, [&promise](const absl::Status& put) {
+      promise.set_value(put);
+    });
+    return promise.get_future().get();
+  }
+  // Returns the address of the other log's owner that has the unit.
+  std::string Owner(const std::string& unit, int home) {
+    return Wait<std::string>(
+               [&](auto done) { engine_->FindOwner(unit, home, done); })
+        .value_or("");
+  }
   absl::StatusOr<AdapterInfo> Create(
       const std::string& id, Durability durability = Durability::kDefault) {
     return Wait<AdapterInfo>([&](auto done) {
@@ -457,6 +475,219 @@ TEST_F(MovesTest, WhatTheReceiverDeletesStaysDeleted) {
     EXPECT_THAT(one_.Info("x"), IsStatus(kNotFound, "x"));
   }
 }
+
+// A session of the Tinker API with two models.
+class SessionMoveTest : public MovesTest {
+ protected:
+  static constexpr char kNote[] = "tinker/session/";
+
+  // Makes the session in log 0, whose models have learned a different number of
+  // rounds.
+  void MakeSession() {
+    for (const std::string& model : models_) {
+      ASSERT_THAT(zero_.Create(model), IsOk());
+      ASSERT_THAT(zero_.Learn(model, 0), IsOk());
+    }
+    ASSERT_THAT(zero_.Learn(models_[1], 1), IsOk());
+    ASSERT_THAT(zero_.Put(kNote + session_, "s"), IsOk());
+    ASSERT_THAT(zero_.Put("tinker/model/" + session_ + ":train:0", "m"),
+                IsOk());
+    ASSERT_THAT(zero_.Put("tinker/usage/" + session_, "u"), IsOk());
+  }
+  // Returns the names and values of a server's notes of the session.
+  std::string NotesOf(Server& server) const {
+    std::string text;
+    for (const auto& [name, value] : server.engine().NotesWith("tinker/")) {
+      absl::StrAppend(&text, name, "=", *value, " ");
+    }
+    return text;
+  }
+  std::string SessionNotes() const {
+    return absl::StrCat("tinker/model/", session_, ":train:0=m tinker/session/",
+                        session_, "=s ");
+  }
+  bool Has(Server& server, const std::string& id) {
+    return server.Info(id).ok();
+  }
+  // Waits until one log has both models and the notes, and the other one has
+  // nothing of them. Returns whether that is log 1.
+  bool WaitUntilWhole() {
+    bool at_one = false;
+    WaitUntil([&] {
+      at_one = Has(one_, models_[0]);
+      return at_one || Has(zero_, models_[0]);
+    });
+    Server& has = at_one ? one_ : zero_;
+    Server& has_not = at_one ? zero_ : one_;
+    EXPECT_TRUE(Has(has, models_[1]));
+    EXPECT_THAT(NotesOf(has), ::testing::StartsWith(SessionNotes()));
+    // A sender that is back has to look first.
+    WaitUntil(
+        [&] { return !absl::StrContains(NotesOf(has_not), session_ + "=s"); });
+    EXPECT_FALSE(Has(has_not, models_[0]));
+    EXPECT_FALSE(Has(has_not, models_[1]));
+    return at_one;
+  }
+
+  const std::string session_ = std::string(32, 'a');
+  const std::vector<std::string> models_ = {session_ + ".train.0",
+                                            session_ + ".train.1"};
+};
+
+TEST_F(SessionMoveTest, ItsModelsAndNotesGoTogether) {
+  MakeSession();
+  const auto trained = zero_.Train(models_[0], 3);
+  ASSERT_THAT(trained, IsOk());
+  // By the name of a model, there and back by that of the session.
+  ASSERT_THAT(zero_.Move(models_[1], 1), IsOk());
+  EXPECT_TRUE(WaitUntilWhole());
+  for (const std::string& model : models_) {
+    EXPECT_EQ(ReasonOf(zero_.Info(model).status()), "MOVED");
+  }
+  // What is no note of a session stays.
+  EXPECT_EQ(NotesOf(zero_), absl::StrCat("tinker/usage/", session_, "=u "));
+  const auto again = one_.Train(models_[0], 3);
+  ASSERT_THAT(again, IsOk());
+  EXPECT_TRUE(again->replayed);
+  EXPECT_EQ(again->result.data[0].logprobs, trained->result.data[0].logprobs);
+  ASSERT_THAT(one_.Optim(models_[0], 4), IsOk());
+  // A model that is made now is of the same log.
+  EXPECT_EQ(ReasonOf(zero_.Create(session_ + ".train.2").status()), "MOVED");
+  zero_.Restart();
+  one_.Restart();
+  EXPECT_TRUE(WaitUntilWhole());
+  const std::string weights = Undisturbed(2);
+  EXPECT_EQ(one_.Exported(models_[0]), weights);
+  EXPECT_EQ(one_.Exported(models_[1]), weights);
+  ASSERT_THAT(one_.Move(session_, 0), IsOk());
+  EXPECT_FALSE(WaitUntilWhole());
+  EXPECT_EQ(zero_.Exported(models_[1]), weights);
+  WaitUntil([this] { return one_.engine().num_adapters() == 0; });
+  EXPECT_EQ(NotesOf(one_), "");
+}
+
+TEST_F(SessionMoveTest, OneWithoutModelsGoes) {
+  ASSERT_THAT(zero_.Put(kNote + session_, "s"), IsOk());
+  ASSERT_THAT(zero_.Move(session_, 1), IsOk());
+  WaitUntil([this] { return NotesOf(one_) == kNote + session_ + "=s "; });
+  EXPECT_EQ(NotesOf(zero_), "");
+  EXPECT_EQ(zero_.Owner(session_, 0), "one:1");
+  // Its first model is made there, and its end frees the name.
+  EXPECT_EQ(ReasonOf(zero_.Create(models_[0]).status()), "MOVED");
+  ASSERT_THAT(one_.Create(models_[0]), IsOk());
+  ASSERT_THAT(Wait<bool>([&](auto done) {
+                one_.engine().DeleteAdapter(models_[0], done);
+              }),
+              IsOk());
+  const std::filesystem::path entry = folder_ / "store" / "adapters" / session_;
+  EXPECT_EQ(ReasonOf(zero_.Create(models_[1]).status()), "MOVED");
+  EXPECT_TRUE(std::filesystem::exists(entry)) << "the session has not ended";
+  one_.engine().EraseNote(kNote + session_);
+  WaitUntil([&entry] { return !std::filesystem::exists(entry); });
+}
+
+TEST_F(SessionMoveTest, ItsNotesDoNotChangeOnTheWay) {
+  MakeSession();
+  SetFailpoints("moves.copy=err(EIO)");
+  std::future<absl::Status> moved = zero_.BeginMove(session_, 1);
+  WaitUntil([] { return FailpointHits("moves.copy") > 0; });
+  const std::string sampler = "tinker/sampler/" + session_ + ":sample:1";
+  EXPECT_EQ(ReasonOf(zero_.Put(sampler, "x")), "ADAPTER_RECOVERING");
+  EXPECT_EQ(ReasonOf(zero_.engine().CheckHeld(session_)), "ADAPTER_RECOVERING");
+  zero_.engine().EraseNote(kNote + session_);
+  EXPECT_EQ(ReasonOf(zero_.Create(session_ + ".train.2").status()),
+            "ADAPTER_RECOVERING");
+  // Those of other sessions do.
+  EXPECT_THAT(zero_.Put(kNote + std::string(32, 'b'), "x"), IsOk());
+  SetFailpoints("");
+  ASSERT_THAT(moved.get(), IsOk());
+  EXPECT_TRUE(WaitUntilWhole());
+  WaitUntil([&] { return one_.Put(sampler, "x").ok(); });
+}
+
+TEST_F(SessionMoveTest, AReceiverWithoutRoomForAllRefusesAll) {
+  one_.Restart({.max_adapters = 2});
+  MakeSession();
+  ASSERT_THAT(one_.Create("y"), IsOk());
+  EXPECT_THAT(zero_.Move(session_, 1),
+              IsStatus(kFailedPrecondition, "log 1 refuses the adapter"));
+  EXPECT_FALSE(WaitUntilWhole());
+  EXPECT_THAT(zero_.Learn(models_[0], 1), IsOk());
+  EXPECT_THAT(zero_.Put(kNote + session_, "s"), IsOk());
+  ASSERT_THAT(
+      Wait<bool>([&](auto done) { one_.engine().DeleteAdapter("y", done); }),
+      IsOk());
+  EXPECT_THAT(zero_.Move(session_, 1), IsOk());
+  EXPECT_TRUE(WaitUntilWhole());
+}
+
+// An accepted step that waits for an earlier one is not left behind.
+TEST_F(SessionMoveTest, ItWaitsForStepsThatComeBeforeAcceptedOnes) {
+  MakeSession();
+  std::promise<void> kept;
+  zero_.engine().Submit(OptimStepRequest{.adapter_id = models_[0],
+                                         .step = 4,
+                                         .adamw = {.learning_rate = 1e-2}},
+                        {.note = "n", .kept = [&kept] { kept.set_value(); }},
+                        [](const absl::StatusOr<StepResultPtr>&, bool) {});
+  kept.get_future().get();
+  std::future<absl::Status> moved = zero_.BeginMove(session_, 1);
+  EXPECT_EQ(moved.wait_for(std::chrono::milliseconds(300)),
+            std::future_status::timeout);
+  ASSERT_THAT(zero_.Train(models_[0], 3), IsOk());
+  EXPECT_THAT(moved.get(), IsOk());
+  EXPECT_TRUE(WaitUntilWhole());
+  EXPECT_EQ(one_.Exported(models_[0]), Undisturbed(2));
+}
+
+class KilledSessionMoveTest : public SessionMoveTest,
+                              public ::testing::WithParamInterface<Point> {};
+
+TEST_P(KilledSessionMoveTest, LeavesItWholeInOneLog) {
+  const Point& point = GetParam();
+  MakeSession();
+  SetFailpoints(absl::StrCat(point.failpoint, "=err(EIO)"));
+  std::future<absl::Status> moved = zero_.BeginMove(session_, 1);
+  WaitUntil([&] { return FailpointHits(point.failpoint) > 0; });
+  // The other side gets as far as it can.
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  if (point.kills_zero) zero_.Kill();
+  if (point.kills_one) one_.Kill();
+  if (!point.lasts) SetFailpoints("");
+  if (point.kills_zero) zero_.Start();
+  if (point.kills_one) one_.Start();
+  if (point.lasts) WaitUntil([this] { return Has(zero_, models_[0]); });
+  SetFailpoints("");
+  moved.get().IgnoreError();
+  const bool at_one = WaitUntilWhole();
+  EXPECT_EQ(at_one, point.log == 1);
+  WaitUntil([this] { return !HasMessage(1); });
+  zero_.Restart();
+  one_.Restart();
+  EXPECT_EQ(WaitUntilWhole(), at_one);
+  Server& has = at_one ? one_ : zero_;
+  ASSERT_THAT(has.Learn(models_[0], 1), IsOk());
+  const std::string weights = Undisturbed(2);
+  EXPECT_EQ(has.Exported(models_[0]), weights);
+  EXPECT_EQ(has.Exported(models_[1]), weights);
+  ASSERT_THAT(has.Move(session_, at_one ? 0 : 1), IsOk());
+  EXPECT_EQ(WaitUntilWhole(), !at_one);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Moves, KilledSessionMoveTest,
+    ::testing::Values(
+        Point{"UnsentSenderEnds", "moves.send", true, false, 0},
+        Point{"SentSenderIsBack", "moves.copy", true, false, 0, true},
+        Point{"SentReceiverEnds", "moves.copy", false, true, 1},
+        Point{"ArrivingBothAreBack", "moves.take", true, true, 0, true},
+        Point{"ArrivingReceiverEnds", "moves.take", false, true, 1},
+        Point{"TakenSenderEnds", "moves.taken", true, false, 1},
+        Point{"TakenReceiverEnds", "moves.taken", false, true, 1},
+        Point{"TakenBothEnd", "moves.taken", true, true, 1},
+        Point{"OwnSenderEnds", "moves.judge", true, false, 1},
+        Point{"OwnBothEnd", "moves.judge", true, true, 1}),
+    [](const auto& instance) { return instance.param.name; });
 
 class FullReceiverTest : public ::testing::Test {};
 

@@ -8,6 +8,9 @@
 #include "gtest/gtest.h"
 #include "server/tinker/credentials.h"
 #include "server/tinker/logs.h"
+#include "server/tinker/sessions.h"
+#include "src/base/clock.h"
+#include "src/request/move_unit.h"
 #include "tests/server/tinker/tinker_front_fixture.h"
 
 namespace weft::server::tinker {
@@ -148,12 +151,173 @@ TEST_F(TinkerLogsTest, AClientWithoutAnEdgeIsToldToTryAgain) {
   EXPECT_EQ(reply.status, 503);
   EXPECT_GT(reply.retry_after_seconds, 0);
   EXPECT_EQ(OwnerIn(reply), "");
-  EXPECT_THAT(reply.body, HasSubstr("log 1, which the server at one:1 has"));
+  EXPECT_THAT(reply.body, HasSubstr("the server at one:1 has"));
   // Nobody has log 2.
   const std::string lost = "log002" + std::string(26, 'a');
   door_ = "1";
   EXPECT_EQ(Ask("POST", "session_heartbeat", {{"session_id", lost}}).status,
             503);
+}
+
+TEST_F(TinkerLogsTest, AMovedSessionIsWhereItsEntrySays) {
+  StartLog(0);
+  const std::string own = "log000" + std::string(26, 'b');
+  engine_->SetOwners({{1, "one:1"}}, {{kOther, "two:1"}, {own, "one:1"}});
+  EXPECT_EQ(Elsewhere("POST", "session_heartbeat", {{"session_id", kOther}}),
+            "two:1");
+  EXPECT_EQ(Elsewhere("POST", "get_info", {{"model_id", own + ":train:0"}}),
+            "one:1");
+  // The second hop ends there, if two processes take each other for the owner.
+  const HttpReply reply =
+      Ask("POST", "session_heartbeat", {{"session_id", kOther}});
+  EXPECT_EQ(reply.status, 503);
+  // No log has it.
+  const std::string gone = "log000" + std::string(26, 'c');
+  EXPECT_EQ(Ask("POST", "session_heartbeat", {{"session_id", gone}}).status,
+            410);
+}
+
+TEST_F(TinkerLogsTest, AHeldSessionWaits) {
+  StartLog(0);
+  const std::string session = NewSession();
+  const Json made = CreateModel(session);
+  Result(made);
+  engine_->SetHeld(session);
+  const Json update = {{"model_id", session + ":train:0"},
+                       {"seq_id", 1},
+                       {"adam_params", Json::object()}};
+  EXPECT_EQ(Ask("POST", "optim_step", update).status, 503);
+  EXPECT_EQ(Ask("POST", "sessions/" + session + "/finish").status, 503);
+  const Json beat = {{"session_id", session}};
+  EXPECT_EQ(Ask("POST", "session_heartbeat", beat).status, 200);
+  EXPECT_EQ(Ask("POST", "retrieve_future", made).status, 200);
+  EXPECT_EQ(
+      Ask("POST", "retrieve_future", {{"request_id", session + ":train:0:1"}})
+          .status,
+      503);
+  // Its end belongs to whoever has it then.
+  OnFront([](Front& front) {
+    SweepSessions(front, SteadyNow() + 2 * kSessionTimeout);
+    EXPECT_EQ(front.sessions.size(), 1u);
+  });
+  engine_->SetHeld("");
+  EXPECT_EQ(Ask("POST", "optim_step", update).status, 200);
+}
+
+// The notes of a session go with its adapters.
+class MovedSessionTest : public TinkerLogsTest {
+ protected:
+  void Leave() {
+    for (const auto& [name, value] : engine_->NotesWith("tinker/")) {
+      if (UnitOfNote(name).empty()) continue;
+      notes_[name] = value;
+      engine_->EraseNote(name);
+    }
+  }
+  void Come() {
+    for (const auto& [name, value] : notes_) {
+      engine_->PutNote(name, *value, [](const absl::Status&) {});
+    }
+  }
+
+  Notes notes_;
+};
+
+TEST_F(MovedSessionTest, ItIsForgottenAndKnownAgain) {
+  StartLog(0);
+  const std::string session = NewSession();
+  const std::string model = session + ":train:0";
+  const std::string sampler = NewSampler(session);
+  Result(CreateModel(session));
+  const Json promise = Train(model, 1);
+  const Json trained = Result(promise);
+  // A long poll for a step that waits for others.
+  const Json late = Post(
+      "optim_step",
+      {{"model_id", model}, {"seq_id", 3}, {"adam_params", Json::object()}});
+  std::future<HttpReply> poll = AskLater("POST", "retrieve_future", late);
+  ASSERT_TRUE(EventuallyInFront([&](Front& front) {
+    return front.futures.LastAsked(late["request_id"].get<std::string>()) ==
+           absl::InfiniteFuture();
+  }));
+  Leave();
+  engine_->SetOwners({{1, "one:1"}}, {{session, "one:1"}});
+  EXPECT_EQ(Elsewhere("POST", "session_heartbeat", {{"session_id", session}}),
+            "one:1");
+  EXPECT_EQ(poll.get().status, 410);
+  OnFront([](Front& front) {
+    EXPECT_EQ(
+        front.sessions.size() + front.models.size() + front.samplers.size(),
+        0u);
+    EXPECT_EQ(front.adapters.num_deletions(), 0u);
+  });
+  EXPECT_EQ(Calls("DeleteAdapter"), 0);
+
+  Come();
+  engine_->SetOwners({{1, "one:1"}}, {});
+  const Json beat = {{"session_id", session}};
+  EXPECT_TRUE(Eventually(
+      [&] { return Ask("POST", "session_heartbeat", beat).status == 200; }));
+  EXPECT_TRUE(EventuallyInFront([&](Front& front) {
+    const Model* const found = front.models.Find(model);
+    return found != nullptr && found->made && front.arriving.empty() &&
+           front.samplers.Has(sampler);
+  }));
+  // The engine has the result of a step that is done.
+  EXPECT_EQ(Result(promise), trained);
+  Result(Post(
+      "optim_step",
+      {{"model_id", model}, {"seq_id", 2}, {"adam_params", Json::object()}}));
+  Result(late);
+  EXPECT_EQ(Post("get_info", {{"model_id", model}})["model_id"], model);
+}
+
+TEST_F(MovedSessionTest, AModelThatWasBeingMadeIsMadeThere) {
+  StartLog(0);
+  const std::string session = NewSession();
+  Result(CreateModel(session));
+  Leave();
+  EXPECT_EQ(Ask("POST", "session_heartbeat", {{"session_id", session}}).status,
+            410);
+  const std::string second = session + ":train:1";
+  const Json head = {
+      {"id", second},
+      {"fields", {{"loads", false}, {"caller", Json::object()}}}};
+  const Json body = {{"session_id", session},
+                     {"model_seq_id", 1},
+                     {"base_model", "toy"},
+                     {"lora_config", {{"rank", 4}}}};
+  notes_["tinker/making/" + second] =
+      std::make_shared<const std::string>(head.dump() + "\n" + body.dump());
+  std::string model = *notes_.at("tinker/model/" + session + ":train:0");
+  const size_t at = model.find(":train:0");
+  model.replace(at, 8, ":train:1");
+  notes_["tinker/model/" + second] =
+      std::make_shared<const std::string>(std::move(model));
+  Come();
+  Ask("POST", "session_heartbeat", {{"session_id", session}});
+  EXPECT_TRUE(EventuallyInFront([&](Front& front) {
+    const Model* const found = front.models.Find(second);
+    return found != nullptr && found->made && front.arriving.empty();
+  }));
+  EXPECT_TRUE(
+      Eventually([&] { return engine_->NotesWith("tinker/making/").empty(); }));
+}
+
+// Nobody asks for it, but it ends in its time.
+TEST_F(MovedSessionTest, ASweepFindsItToo) {
+  StartLog(0);
+  const std::string session = NewSession();
+  Leave();
+  OnFront([](Front& front) {
+    SweepSessions(front, SteadyNow());
+    EXPECT_EQ(front.sessions.size(), 0u);
+  });
+  Come();
+  OnFront([](Front& front) {
+    SweepSessions(front, SteadyNow());
+    EXPECT_EQ(front.sessions.size(), 1u);
+  });
 }
 
 TEST_F(TinkerLogsTest, AllLogsSignWithOneSecret) {

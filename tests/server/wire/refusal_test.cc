@@ -238,16 +238,11 @@ TEST(RefusalTest, NamesOfEveryOtherMessage) {
   ExpectRefusals<v1::DeleteAdapterRequest>(
       Edited(v1::DeleteAdapterRequest(), "adapter_id = 'a'"),
       {{"adapter_id = '..'", "adapter_id is \"..\""}});
-  const std::string session(32, 'f');
   ExpectRefusals<v1::MoveAdapterRequest>(
       Edited(v1::MoveAdapterRequest(), "adapter_id = 'a'; log = 1"),
       {{"clear adapter_id", "adapter_id is required"},
        {"adapter_id = '..'", "adapter_id is \"..\""},
        {"log = 4294967295", "log is 4294967295, must be in [0, 2147483647]"}});
-  v1::MoveAdapterRequest of_tinker;
-  of_tinker.set_adapter_id(session + ".train.0");
-  EXPECT_THAT(Validate(of_tinker, Limits()),
-              IsStatus(absl::StatusCode::kUnimplemented, "Tinker"));
   ExpectRefusals<v1::ListCheckpointsRequest>(
       {}, {{"adapter_id = 'a/b'", "adapter_id is \"a/b\""}});
   ExpectRefusals<v1::ListAdaptersRequest>(
