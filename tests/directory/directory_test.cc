@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <future>
 #include <map>
 #include <optional>
 #include <string>
@@ -85,6 +86,48 @@ TEST_F(DirectoryTest, RemembersWhereAdaptersAre) {
   ASSERT_THAT(zero_.Free("t/a", None), IsOk());
   EXPECT_THAT(one_.Find("t/a"), IsOk());
   EXPECT_EQ(one_.memory().OwnerOf("t/a"), "");
+}
+
+// The models of a session are in one log.
+TEST_F(DirectoryTest, ASessionHasOneEntry) {
+  const std::string session(32, 's');
+  ASSERT_THAT(zero_.Claim("t~" + session + ".train.0"), IsOk());
+  zero_.EndClaim("t~" + session + ".train.0");
+  EXPECT_EQ(AddressIn(one_.Claim("t~" + session + ".train.1")), "zero:1");
+  EXPECT_EQ(AddressIn(one_.Find(session)), "zero:1");
+  EXPECT_EQ(one_.memory().OwnerOf(session), "zero:1");
+  ASSERT_THAT(zero_.Restore({session, session + ".train.2"}), IsOk());
+  EXPECT_EQ(store_.List("", "", store::kAllObjects)->size(), 1u);
+  // A claim of one model keeps the entry for all.
+  ASSERT_THAT(zero_.Claim(session + ".train.1"), IsOk());
+  ASSERT_THAT(zero_.Free(session + ".train.0", None), IsOk());
+  EXPECT_EQ(AddressIn(one_.Find(session)), "zero:1");
+  zero_.EndClaim(session + ".train.1");
+  ASSERT_THAT(zero_.Free(session + ".train.0", None), IsOk());
+  EXPECT_THAT(one_.Find(session), IsOk());
+}
+
+TEST_F(DirectoryTest, FindsTheOwnerOfASession) {
+  const std::string session(32, 's');
+  const auto owner = [this](const std::string& unit, int home) {
+    std::promise<absl::StatusOr<std::string>> found;
+    one_.FindOwner(unit, home, [&](const absl::StatusOr<std::string>& address) {
+      found.set_value(address);
+    });
+    return found.get_future().get();
+  };
+  // Without an entry it is where its id says.
+  EXPECT_EQ(owner("", 0).value(), "zero:1");
+  EXPECT_TRUE(absl::IsNotFound(owner("", 1).status()));
+  EXPECT_TRUE(absl::IsNotFound(owner(session, 1).status()));
+  EXPECT_TRUE(absl::IsNotFound(owner(session, 7).status()));
+  ASSERT_THAT(zero_.Claim(session), IsOk());
+  EXPECT_EQ(owner(session, 1).value(), "zero:1");
+  // It is remembered for a while.
+  answers_ = false;
+  EXPECT_EQ(owner(session, 1).value(), "zero:1");
+  one_.memory().Forget(session);
+  EXPECT_TRUE(absl::IsUnavailable(owner(session, 1).status()));
 }
 
 TEST_F(DirectoryTest, AllLogsUseTheBytesThatCameFirst) {

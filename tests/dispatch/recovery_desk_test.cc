@@ -213,6 +213,45 @@ TEST_F(RecoveryDeskTest, AHeldAdapterTeachesNoNewStep) {
   EXPECT_TRUE(desk().IsQuiet("a"));
 }
 
+TEST_F(RecoveryDeskTest, ASessionIsHeldAsAWhole) {
+  const std::string session(32, 's');
+  const std::string first = session + ".train.0";
+  const std::string second = "t~" + session + ".train.1";
+  Create(first);
+  Create(second);
+  // Adapters that come together need room for all. There is room for three.
+  EXPECT_TRUE(adapters().CheckNew({{"x", "u"}}).ok());
+  EXPECT_EQ(adapters().CheckNew({{"x", "u"}, {"y", "u"}}).code(),
+            absl::StatusCode::kResourceExhausted);
+  Create("other", "u");
+  EXPECT_EQ(desk().AdaptersOf(session).size(), 2u);
+  Submit(second, 1);
+  EXPECT_FALSE(desk().IsQuiet(session));
+  EXPECT_TRUE(desk().IsQuiet("other"));
+  ASSERT_TRUE(desk().Hold(session, {}).ok());
+  for (const std::string& id : {first, second, session, session + ".train.9"}) {
+    EXPECT_FALSE(adapters().CheckReady(id).ok()) << id;
+  }
+  EXPECT_TRUE(adapters().CheckReady("other").ok());
+  EXPECT_EQ(Run(), second);
+  EXPECT_TRUE(desk().IsQuiet(session));
+  desk().Release(session);
+  EXPECT_TRUE(adapters().CheckReady(first).ok());
+}
+
+TEST_F(RecoveryDeskTest, AKeptStepThatWaitsForOthersKeepsItsAdapter) {
+  Create("a");
+  (void)dispatcher().steps().Submit(
+      OptimStepRequest{.adapter_id = "a", .step = 2},
+      {.kind = WorkKind::kOptim, .tokens = 1},
+      [](const absl::StatusOr<StepResultPtr>&, bool) {},
+      {.step = {.kept = [] {}}, .record = [](uint64_t, AdapterKey) {}});
+  EXPECT_TRUE(absl::IsUnavailable(desk().Hold("a", {})));
+  EXPECT_TRUE(adapters().CheckReady("a").ok());
+  Submit("a", 1);
+  EXPECT_TRUE(desk().Hold("a", {}).ok());
+}
+
 TEST_F(RecoveryDeskTest, SamplesOfAHeldAdapterEnd) {
   Create("a");
   Create("b", "other");

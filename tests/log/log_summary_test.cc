@@ -248,6 +248,37 @@ TEST_F(LogSummaryTest, AnArrivedAdapterIsTheLogsAndHasItsImage) {
   EXPECT_EQ(log.changed.at("c").last, own);
 }
 
+TEST_F(LogSummaryTest, ASessionComesAndGoesWithItsNotes) {
+  const std::string session(32, 's');
+  const std::string note = "tinker/model/" + session + ":train:0";
+  const std::string usage = "tinker/usage/" + session;
+  Write(NoteRecord{.name = usage, .value = "u"});
+  Write(ArrivingRecord{.unit = session,
+                       .adapters = {Sent(kA, session + ".train.0"),
+                                    Sent(kB, "t~" + session + ".train.1")},
+                       .notes = {{.name = note, .value = "m"}},
+                       .from = 1,
+                       .entry = "e"});
+  const LogReading reading = {
+      .max_resident = 8,
+      .check_image = [](const auto&, size_t) { return absl::OkStatus(); }};
+  EXPECT_EQ(Read(reading)->notes.count(note), 0u);
+  Write(MoveRecord{.unit = session, .stage = MoveStage::kOwn});
+  const LogSummary own = Read(reading).value();
+  EXPECT_THAT(own.adapters, ElementsAre(kA, kB));
+  EXPECT_EQ(*own.notes.at(note), "m");
+  EXPECT_THAT(own.moving, IsEmpty());
+  Write(MoveRecord{.unit = session, .to = 1, .entry = "f"});
+  EXPECT_THAT(Read(reading)->moving, ElementsAre(session));
+  EXPECT_THAT(Read(reading)->names, IsEmpty());
+  Write(MoveRecord{.unit = session, .stage = MoveStage::kLeft});
+  const LogSummary left = Read(reading).value();
+  EXPECT_THAT(left.adapters, IsEmpty());
+  EXPECT_THAT(left.moving, IsEmpty());
+  EXPECT_EQ(left.notes.count(note), 0u);
+  EXPECT_EQ(left.notes.count(usage), 1u);
+}
+
 TEST_F(LogSummaryTest, OnlyWhatWasOnItsWayArrives) {
   Write(MoveRecord{.unit = "c", .stage = MoveStage::kOwn});
   EXPECT_THAT(Read(), IsStatus(absl::StatusCode::kDataLoss, "on its way"));
