@@ -18,6 +18,7 @@
 #include "src/base/status_macros.h"
 #include "src/log/bucket/log_owner.h"
 #include "src/log/bucket/state_bucket.h"
+#include "src/request/move_unit.h"
 #include "src/store/open_store.h"
 
 namespace weft::client::weftctl {
@@ -79,7 +80,7 @@ class Balancer {
 
   void Add(LogLoad load, std::unique_ptr<Client> owner) {
     std::erase_if(load.movable, [this](const std::string& id) {
-      return staying_.contains(id);
+      return staying_.contains(UnitOf(id));
     });
     load.takes = !left_out_.contains(load.log);
     loads_.push_back(std::move(load));
@@ -108,10 +109,9 @@ class Balancer {
     if (absl::IsPermissionDenied(status) || absl::IsUnauthenticated(status)) {
       return status;
     }
-    // Each adapter moves once, so that the command ends. One that cannot move,
-    // or is gone, stays.
-    staying_.insert(move.adapter_id);
-    if (absl::IsUnimplemented(status) || absl::IsNotFound(status)) return false;
+    // Each unit moves once, so that the command ends.
+    staying_.insert(UnitOf(move.adapter_id));
+    if (absl::IsNotFound(status)) return false;
     if (!status.ok()) {
       to.takes = false;
       LeaveOut(to.log, status);
@@ -151,7 +151,7 @@ class Balancer {
   absl::Time next_ = absl::InfinitePast();
   std::vector<LogLoad> loads_;
   std::vector<std::unique_ptr<Client>> owners_;  // Of loads_.
-  std::set<std::string> staying_;
+  std::set<std::string> staying_;  // Units.
   std::set<int> left_out_;  // Logs that do not take any.
   size_t num_moved_ = 0;
 };

@@ -22,8 +22,6 @@ pytestmark = pytest.mark.skipif(
 
 IDLE = 9
 RATE = 1.0
-# A model of the Tinker API has such a name.
-MODEL = "0123456789abcdef" * 2 + ".train.0"
 
 
 def serving(fleet: Fleet, logs: int) -> list[Member]:
@@ -106,16 +104,6 @@ def test_a_log_that_refuses_is_left_out(fleet: Fleet, seaweedfs: Store) -> None:
     for rate in ("0", "-1", "nan", "x"):
         refused = run_weftctl(seaweedfs, *balance[:-1], rate)
         assert refused.returncode == 2 and "--rate" in refused.stderr
-
-
-def test_models_of_the_tinker_api_stay(fleet: Fleet, seaweedfs: Store) -> None:
-    a, b = serving(fleet, 2)
-    with a.client() as client:
-        client.create_adapter(MODEL, rank=2)
-    make(a, 3)
-    done = run_weftctl(seaweedfs, "fleet", "balance", fleet.url, "--rate", "100")
-    assert done.returncode == 0, done.stderr
-    assert names_at(b) == {"i0", "i1"} and a.facts(MODEL).code == "OK"
 
 
 def make_more(member: Member) -> None:
