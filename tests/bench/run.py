@@ -22,7 +22,7 @@ sys.path[:0] = [
 NAMES = (
     *("builds", "busy", "edge", "group_prompt"),
     *("int8_error", "load", "log_cost", "logprobs", "memory"),
-    *("mixed_load", "moe", "move_pause", "multi_adapter"),
+    *("mixed_load", "moe", "move_pause", "multi_adapter", "rollouts"),
     *("rpc_overhead", "sample", "soak", "store_cost", "takeover", "train_step"),
 )
 MODULES = {name: importlib.import_module(name) for name in NAMES}

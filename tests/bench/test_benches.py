@@ -125,6 +125,14 @@ def test_move_pause(capsys: Any, tiny: tuple[str, str]) -> None:
     assert ours["equal_losses"] == ours["rounds"] >= 12
 
 
+@needs_a_store
+def test_rollouts(capsys: Any) -> None:
+    size = ("--calls", "8", "--clients", "8", "--samples", "2", "--tokens", "16")
+    result = quick("rollouts", capsys, *size)
+    assert all(entry["value"] > 0 for entry in result["ratio"].values())
+    assert 0 < result["ours"]["drawn by the second of both"] < 1
+
+
 def test_int8_error(capsys: Any, tiny: tuple[str, str]) -> None:
     size = ("--sequences", "2", "--length", "24", "--threads", "1")
     ours = reported("int8_error", capsys, *tiny, *size)["ours"]["int8"]

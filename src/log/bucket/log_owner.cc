@@ -196,6 +196,7 @@ absl::Status LogOwner::NameSnapshot(const SnapshotPlace& snapshot) {
 absl::Status LogOwner::Release(bool drained) {
   return Change([drained](Manifest& manifest) {
     manifest.released = true;
+    manifest.queued_tokens.reset();
     manifest.drained = drained;
   });
 }

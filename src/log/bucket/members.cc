@@ -100,11 +100,12 @@ void Members::Look() {
     const LogKeys keys = {.log = (own_ + i) % num_logs_};
     const absl::StatusOr<SeenManifest> seen = LookAtManifest(store_, keys);
     if (!seen.ok()) continue;
-    const Manifest& manifest = seen->manifest;
-    Member member = {.etag = seen->etag, .address = manifest.owner.address};
-    if (!manifest.released) member.queued_tokens = manifest.queued_tokens;
     MutexLock lock(&mu_);
-    choice_.See(keys.Manifest(), member, SteadyNow());
+    choice_.See(keys.Manifest(),
+                {.etag = seen->etag,
+                 .address = seen->manifest.owner.address,
+                 .queued_tokens = seen->manifest.queued_tokens},
+                SteadyNow());
   }
   MutexLock lock(&mu_);
   choice_.SeeOwn(load_.queued_tokens());
