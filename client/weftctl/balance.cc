@@ -1,8 +1,12 @@
 #include "client/weftctl/balance.h"
 
 #include <algorithm>
-#include <numeric>
+#include <functional>
+#include <iterator>
+#include <map>
 #include <utility>
+
+#include "src/request/move_unit.h"
 
 namespace weft::client::weftctl {
 namespace {
@@ -10,22 +14,36 @@ namespace {
 constexpr size_t kLeastDifference = 1;
 constexpr size_t kShareOfMean = 10;
 
+struct Unit {
+  std::string adapter_id;
+  size_t num_adapters = 0;
+  double last_used_at = 0;
+  bool stays = false;
+};
+
 }  // namespace
 
 LogLoad LoadOf(int log, const v1::ListAdaptersResponse& list) {
-  std::vector<const v1::Adapter*> movable;
+  std::map<std::string, Unit> units;
   for (const v1::Adapter& one : list.adapters()) {
-    if (one.durability() == v1::DURABILITY_STEP && !one.restoring()) {
-      movable.push_back(&one);
+    Unit& unit = units[UnitOf(one.adapter_id())];
+    unit.adapter_id = one.adapter_id();
+    ++unit.num_adapters;
+    unit.last_used_at = std::max(unit.last_used_at, one.last_used_at());
+    if (one.durability() != v1::DURABILITY_STEP || one.restoring()) {
+      unit.stays = true;
     }
   }
-  std::ranges::stable_sort(movable, [](const auto* a, const auto* b) {
-    return a->last_used_at() > b->last_used_at();
-  });
+  std::vector<Unit> movable;
+  for (const auto& [name, unit] : units) {
+    if (!unit.stays) movable.push_back(unit);
+  }
+  std::ranges::stable_sort(movable, std::greater(), &Unit::last_used_at);
   LogLoad load = {.log = log,
                   .num_adapters = static_cast<size_t>(list.adapters_size())};
-  for (const v1::Adapter* const one : movable) {
-    load.movable.push_back(one->adapter_id());
+  for (const Unit& one : movable) {
+    load.movable.push_back(
+        {.adapter_id = one.adapter_id, .num_adapters = one.num_adapters});
   }
   return load;
 }
@@ -47,14 +65,17 @@ std::optional<BalanceMove> NextMove(std::vector<LogLoad>& logs) {
   }
   const size_t difference = std::max(
       kLeastDifference, sum / std::max<size_t>(logs.size(), 1) / kShareOfMean);
-  if (!from || !to ||
-      logs[*from].num_adapters <= logs[*to].num_adapters + difference) {
-    return std::nullopt;
-  }
-  BalanceMove move = {.adapter_id = std::move(logs[*from].movable.back()),
-                      .from = *from,
-                      .to = *to};
-  logs[*from].movable.pop_back();
+  if (!from || !to) return std::nullopt;
+  std::vector<MovableUnit>& movable = logs[*from].movable;
+  const auto fits = [&](const MovableUnit& unit) {
+    return logs[*from].num_adapters >
+           logs[*to].num_adapters + std::max(difference, unit.num_adapters);
+  };
+  const auto unit = std::find_if(movable.rbegin(), movable.rend(), fits);
+  if (unit == movable.rend()) return std::nullopt;
+  BalanceMove move = {
+      .adapter_id = std::move(unit->adapter_id), .from = *from, .to = *to};
+  movable.erase(std::next(unit).base());
   return move;
 }
 

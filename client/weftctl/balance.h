@@ -12,15 +12,21 @@
 
 namespace weft::client::weftctl {
 
+// What moves as a whole (src/request/move_unit.h).
+struct MovableUnit {
+  std::string adapter_id;  // Of one of its adapters.
+  size_t num_adapters = 1;
+};
+
 struct LogLoad {
   int log = 0;
   size_t num_adapters = 0;
-  std::vector<std::string> movable;  // The last one is the first to leave.
+  std::vector<MovableUnit> movable;  // The last one is the first to leave.
   bool takes = true;                 // Others may be moved here.
 };
 
-// Returns what a log has. An adapter whose work came longest ago leaves first.
-// One that does not survive a restart, or is being restored, stays.
+// Returns what a log has. A unit whose work came longest ago leaves first. One
+// with an adapter that does not survive a restart, or is being restored, stays.
 LogLoad LoadOf(int log, const v1::ListAdaptersResponse& list);
 
 // `from` and `to` are places in the vector.
@@ -30,9 +36,9 @@ struct BalanceMove {
   size_t to = 0;
 };
 
-// Removes an adapter from `movable` of the log that has most, and returns its
-// move to the one that has least. Returns nullopt if the two differ by one, or
-// by a tenth of the mean, or if no adapter may move.
+// Removes a unit from `movable` of the log that has most, and returns its move
+// to the one that has least. Returns nullopt if the two differ by one, or by a
+// tenth of the mean, or if no unit may move, after which they differ by less.
 std::optional<BalanceMove> NextMove(std::vector<LogLoad>& logs);
 
 }  // namespace weft::client::weftctl

@@ -79,28 +79,29 @@ class Balancer {
   }
 
   void Add(LogLoad load, std::unique_ptr<Client> owner) {
-    std::erase_if(load.movable, [this](const std::string& id) {
-      return staying_.contains(UnitOf(id));
+    std::erase_if(load.movable, [this](const MovableUnit& unit) {
+      return staying_.contains(UnitOf(unit.adapter_id));
     });
     load.takes = !left_out_.contains(load.log);
     loads_.push_back(std::move(load));
     owners_.push_back(std::move(owner));
   }
 
-  // Returns whether an adapter has moved.
+  // Returns whether a unit has moved, or a server does not answer.
   absl::StatusOr<bool> MoveOne() {
     while (const std::optional<BalanceMove> move = NextMove(loads_)) {
       absl::SleepFor(next_ - SteadyNow());
       const absl::Time begin = SteadyNow();
-      WEFT_ASSIGN_OR_RETURN(const bool moved, Move(*move));
-      if (!moved) continue;
+      WEFT_ASSIGN_OR_RETURN(const bool looks, Move(*move));
+      if (!looks) continue;
       next_ = begin + pause_;
       return true;
     }
     return false;
   }
 
-  // Returns false if the adapter, or the other log, is left out from now on.
+  // Returns false if the unit, or the other log, is left out from now on, and
+  // nothing else has changed.
   absl::StatusOr<bool> Move(const BalanceMove& move) {
     const LogLoad& from = loads_[move.from];
     LogLoad& to = loads_[move.to];
@@ -112,6 +113,11 @@ class Balancer {
     // Each unit moves once, so that the command ends.
     staying_.insert(UnitOf(move.adapter_id));
     if (absl::IsNotFound(status)) return false;
+    if (IsOfOneServer(status)) {
+      session_.err << Printable(move.adapter_id)
+                   << " stays: " << Printable(status.message()) << "\n";
+      return true;
+    }
     if (!status.ok()) {
       to.takes = false;
       LeaveOut(to.log, status);
@@ -151,8 +157,8 @@ class Balancer {
   absl::Time next_ = absl::InfinitePast();
   std::vector<LogLoad> loads_;
   std::vector<std::unique_ptr<Client>> owners_;  // Of loads_.
-  std::set<std::string> staying_;  // Units.
-  std::set<int> left_out_;  // Logs that do not take any.
+  std::set<std::string> staying_;                // Units.
+  std::set<int> left_out_;                       // Logs that do not take any.
   size_t num_moved_ = 0;
 };
 

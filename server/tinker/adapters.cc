@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "server/tinker/front.h"
+#include "src/base/reason.h"
 #include "weft/v1/adapters.pb.h"
 
 namespace weft::server::tinker {
@@ -23,7 +24,10 @@ void Adapters::TryToDelete(const std::string& key) {
     const auto found = deletions_.find(key);
     if (found == deletions_.end()) return;
     found->second.running = false;
-    if (!gone.ok() && !absl::IsNotFound(gone.status())) return;
+    // One that another log has is that log's to delete.
+    const std::optional<Reason> reason = FindReason(gone.status());
+    const bool moved = reason && reason->name == "MOVED";
+    if (!gone.ok() && !absl::IsNotFound(gone.status()) && !moved) return;
     deletions_.erase(found);
     front_.ledger.Erase(EntryKind::kOrphan, key);
   };

@@ -94,9 +94,12 @@ std::vector<LedgerEntry> Ledger::ReadAll(EntryKind kind,
   return entries;
 }
 
-bool Ledger::Has(EntryKind kind, const std::string& id) const {
+std::shared_ptr<const std::string> Ledger::Version(
+    EntryKind kind, const std::string& id) const {
   const std::string name = NameOf(kind, id);
-  return engine().NotesWith(name).contains(name);
+  const Notes notes = engine().NotesWith(name);
+  const auto found = notes.find(name);
+  return found == notes.end() ? nullptr : found->second;
 }
 
 std::vector<std::string> Ledger::Ids(EntryKind kind) const {
@@ -264,15 +267,27 @@ void RestoreSteps(Front& front) {
 }
 
 void SyncSession(Front& front, const std::string& id) {
-  if (!front.restored || !front.ledger.keeps()) return;
-  const bool kept = front.ledger.Has(EntryKind::kSession, id);
-  if (kept == front.sessions.Has(id)) return;
-  Log(LogLevel::kInfo,
-      kept ? "a session has come from another log"
-           : "a session has gone to another log",
+  // Only with the whole id the ledger finds one entry at most.
+  if (!front.restored || !front.ledger.keeps() || !IsSessionId(id)) return;
+  const auto kept = front.ledger.Version(EntryKind::kSession, id);
+  Session* const session = front.sessions.Find(id);
+  if (session != nullptr && session->version == nullptr) {
+    session->version = kept;
+  }
+  const bool is_same = session == nullptr
+                           ? kept == nullptr
+                           : kept != nullptr && session->version == kept;
+  if (is_same) return;
+  if (session != nullptr) {
+    Log(LogLevel::kInfo, "a session has gone to another log",
+        {{"session", id}});
+    LeaveSession(front, id);
+  }
+  if (kept == nullptr) return;
+  Log(LogLevel::kInfo, "a session has come from another log",
       {{"session", id}});
-  if (!kept) return LeaveSession(front, id);
   RestoreSessions(front, SteadyNow(), id);
+  if (Session* const come = front.sessions.Find(id)) come->version = kept;
   RestoreModels(front, id);
   RestoreSamplers(front, id);
   RestoreLosses(front, id);

@@ -63,7 +63,11 @@ class Ledger {
   // Returns the entries of a kind whose ids begin with `prefix`, in any order.
   std::vector<LedgerEntry> ReadAll(EntryKind kind,
                                    const std::string& prefix = "") const;
-  bool Has(EntryKind kind, const std::string& id) const;
+  // Returns what stands for the entry as it is: another pointer, if it was
+  // replaced, or has gone to another log and come back. Null if there is none.
+  // REQUIRES: no other id begins with `id`.
+  std::shared_ptr<const std::string> Version(EntryKind kind,
+                                             const std::string& id) const;
   // Returns the ids of the entries of a kind.
   std::vector<std::string> Ids(EntryKind kind) const;
   // Charges the owner's memory for an entry of a table that has this text. The

@@ -1,6 +1,5 @@
 #include "server/tinker/logs.h"
 
-#include <algorithm>
 #include <memory>
 #include <utility>
 
@@ -24,8 +23,6 @@ namespace {
 // Not the beginning of hexadecimal digits, which are the ids of one log.
 constexpr absl::string_view kPrefix = "log";
 constexpr size_t kDigits = 3;
-
-constexpr size_t kSessionLength = 32;
 
 constexpr char kMisdirected[] =
     "the request is for a session that the server at ";
@@ -59,13 +56,6 @@ HttpReply Misdirected(const std::string& door,
   HttpReply reply = JsonReply({{"detail", text}}, kMisdirectedStatus);
   reply.headers.emplace_back(kOwnerHeader, *owner);
   return reply;
-}
-
-// Returns whether a session has such an id, which the directory may know.
-bool IsSessionId(absl::string_view id) {
-  return id.size() == kSessionLength &&
-         std::ranges::all_of(
-             id, [](unsigned char c) { return absl::ascii_isalnum(c); });
 }
 
 // Returns whether the request is served while the session is on its way.
@@ -152,7 +142,12 @@ bool IsElsewhere(Front& front, const Route& route, const CallPtr& call,
   // checkpoint is a run without a session, and in any log.
   const std::optional<int> log = LogOf(id);
   if (!log && route.path == kRunPath) return false;
-  AskOwner(front, session, log.value_or(0), call, respond, serve);
+  const int home = log.value_or(0);
+  // What is of no session stays where it was made.
+  const bool is_here =
+      home == engine->info().log || home >= engine->info().num_logs;
+  if (is_here && !IsSessionId(session)) return false;
+  AskOwner(front, session, home, call, respond, serve);
   return true;
 }
 

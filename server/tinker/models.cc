@@ -88,8 +88,8 @@ absl::Status StartCreation(Front& front, const CallPtr& call,
        done](const absl::StatusOr<AdapterInfo>& info) {
         // If the model is gone, a deletion may have run before the adapter
         // was made. So it runs again.
-        if (!front.models.Has(id)) front.adapters.Delete(caller, adapter);
         if (!info.ok()) return done(info.status());
+        if (!front.models.Has(id)) front.adapters.Delete(caller, adapter);
         done(FutureResult::Of({{"type", "create_model"}, {"model_id", id}}));
       });
 }

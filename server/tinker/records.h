@@ -29,6 +29,8 @@ struct Session {
   absl::Time last_beat;
   absl::Time created_at;         // In whole microseconds; by the wall clock.
   std::shared_ptr<void> charge;  // Ledger::Charge.
+  // The ledger's entry (Ledger::Version); null until it was looked at.
+  std::shared_ptr<const std::string> version;
 };
 
 // Begins work, and passes its result to `done` later. If a Task returns an

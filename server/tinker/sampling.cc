@@ -201,6 +201,8 @@ absl::Status StartOldSample(Front& front, const CallPtr& call,
   const auto start = [&front, call, id](Sampler* known,
                                         const CheckpointInfo& info) {
     if (known == nullptr) return absl::NotFoundError("the session has ended");
+    // Another sample may have found the checkpoint meanwhile.
+    if (known->adapter.empty()) return StartSample(front, call, *known, id);
     if (!IsAdapterOf(info, known->adapter)) {
       return absl::FailedPreconditionError(
           "model_path: the checkpoint was overwritten, and its old weights are "

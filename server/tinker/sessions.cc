@@ -15,6 +15,7 @@
 #include "server/tinker/checkpoints.h"
 #include "server/tinker/credentials.h"
 #include "server/tinker/handlers.h"
+#include "server/tinker/ledger.h"
 #include "server/tinker/logs.h"
 #include "server/tinker/training.h"
 #include "server/tinker/wire/fields.h"
@@ -187,6 +188,13 @@ absl::StatusOr<Json> TakeTelemetry(Front& /*front*/, const Call& /*call*/) {
   return Json{{"status", "accepted"}};
 }
 
+bool IsSessionId(absl::string_view id) {
+  constexpr size_t kLength = 32;
+  return id.size() == kLength && std::ranges::all_of(id, [](unsigned char c) {
+           return absl::ascii_isalnum(c);
+         });
+}
+
 absl::Status CreateSession(Front& front, const CallPtr& call,
                            const Respond& respond) {
   const std::string& key = call->http.idempotency_key;
@@ -218,7 +226,10 @@ absl::Status CreateSession(Front& front, const CallPtr& call,
   front.writes.Begin(making, end);
   KeepSession(front, session,
               [&front, session, making](const absl::Status& kept) {
-                if (kept.ok()) front.sessions.Add(session.id, session);
+                if (kept.ok()) {
+                  front.sessions.Add(session.id, session);
+                  SyncSession(front, session.id);  // Notes its version.
+                }
                 front.writes.End(making, kept);
               });
   return absl::OkStatus();

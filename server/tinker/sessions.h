@@ -47,6 +47,10 @@ inline absl::string_view SessionOf(absl::string_view id) {
   return id.substr(0, id.find(':'));
 }
 
+// Returns whether a session may have this id: 32 letters and digits. Threads:
+// any.
+bool IsSessionId(absl::string_view id);
+
 // The sequence number of the request that makes a model.
 inline constexpr int64_t kCreateSeq = 0;
 

@@ -108,6 +108,11 @@ class Directory {
   // does not, and then calls EndClaim. Errors: moved.
   absl::Status Claim(const std::string& adapter_id);
   void EndClaim(const std::string& adapter_id) ABSL_LOCKS_EXCLUDED(mu_);
+  // Returns whether a claim of the unit has not ended. Threads: any.
+  bool HasClaim(const std::string& unit) ABSL_LOCKS_EXCLUDED(mu_) {
+    MutexLock lock(&mu_);
+    return claims_.contains(unit);
+  }
 
   // Frees the name, unless it has a claim or `exists` returns true. `exists`
   // says whether this log has anything of the unit.

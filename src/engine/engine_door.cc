@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "src/base/observe/log.h"
+#include "src/base/reason.h"
 #include "src/base/status_macros.h"
 #include "src/engine/engine_impl.h"
 #include "src/engine/train/prefix_tree.h"
@@ -304,9 +305,18 @@ void EngineImpl::PutNote(const std::string& name, std::string value,
                          std::function<void(const absl::Status&)> done) {
   const absl::Status room = recorder_.CheckRoom();
   if (!room.ok()) return done(room);
+  const std::string unit = UnitOfNote(name);
+  if (!unit.empty() && moves_.empties() && !recorder_.HasNotes(unit)) {
+    return done(absl::UnavailableError(
+        "this server gives its log away: try again, at another one"));
+  }
   if (!recorder_.PutNote(name, std::move(value))) {
-    const absl::Status held = CheckHeld(UnitOfNote(name));
-    return done(held.ok() ? absl::UnavailableError("try again") : held);
+    const absl::Status held = CheckHeld(unit);
+    if (!held.ok()) return done(held);
+    return done(WithReason(
+        absl::UnavailableError(absl::StrCat(
+            "'", unit, "' is on its way to another server: try again")),
+        {.name = "ADAPTER_RECOVERING", .values = {}}));
   }
   context_.PostReply([done = std::move(done)] { done(absl::OkStatus()); });
 }
@@ -314,8 +324,7 @@ void EngineImpl::PutNote(const std::string& name, std::string value,
 void EngineImpl::EraseNote(const std::string& name) {
   recorder_.EraseNote(name);
   const std::string unit = UnitOfNote(name);
-  if (!unit.empty() && parts_.info.num_logs > 1 &&
-      recorder_.NotesOf(unit).empty()) {
+  if (!unit.empty() && parts_.info.num_logs > 1 && !recorder_.HasNotes(unit)) {
     manager_.FreeName(unit);
   }
 }
@@ -506,7 +515,7 @@ void EngineImpl::MoveAdapter(MoveAdapterRequest request, Callback<bool> done) {
         if (moves_.Join(request, reply)) return;
         const std::string unit = UnitOf(request.adapter_id);
         const bool has = !dispatcher_.recovery().AdaptersOf(unit).empty() ||
-                         !recorder_.NotesOf(unit).empty();
+                         recorder_.HasNotes(unit);
         if (!has && !Finds(request.adapter_id, reply)) return;
         if (!Admit(reply)) return;
         moves_.Start(request, recovery_.succeeded(), reply);

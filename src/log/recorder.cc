@@ -62,7 +62,8 @@ bool Recorder::PutNote(const std::string& name,
   std::string bytes = EncodeNote(name, value.get());
   MutexLock lock(&mu_);
   if (!recording()) return true;
-  if (held_.contains(UnitOfNote(name))) return false;
+  const std::string unit = UnitOfNote(name);
+  if (held_.contains(unit) || left_.contains(unit)) return false;
   notes_[name] = std::move(value);
   AppendLocked(std::move(bytes));
   return true;
@@ -94,13 +95,35 @@ void Recorder::ReleaseNotes(const std::string& unit) {
   held_.erase(unit);
 }
 
+template <typename Visit>
+void Recorder::VisitNotes(const std::string& unit, const Visit& visit) const {
+  for (const std::string& prefix : NotePrefixesOf(unit)) {
+    for (auto it = notes_.lower_bound(prefix);
+         it != notes_.end() && it->first.starts_with(prefix); ++it) {
+      if (UnitOfNote(it->first) != unit) continue;
+      if (!visit(it->first, it->second)) return;
+    }
+  }
+}
+
 std::vector<NoteRecord> Recorder::NotesOf(const std::string& unit) const {
   MutexLock lock(&mu_);
   std::vector<NoteRecord> notes;
-  for (const auto& [name, value] : notes_) {
-    if (UnitOfNote(name) == unit) notes.push_back({name, *value});
-  }
+  VisitNotes(unit, [&notes](const std::string& name, const auto& value) {
+    notes.push_back({name, *value});
+    return true;
+  });
   return notes;
+}
+
+bool Recorder::HasNotes(const std::string& unit) const {
+  MutexLock lock(&mu_);
+  bool has = false;
+  VisitNotes(unit, [&has](const std::string&, const auto&) {
+    has = true;
+    return false;
+  });
+  return has;
 }
 
 std::string Recorder::UnitWithNotes() const {
@@ -119,6 +142,7 @@ void Recorder::Own(const ArrivingRecord& arriving) {
   for (const NoteRecord& note : arriving.notes) {
     notes_[note.name] = std::make_shared<const std::string>(*note.value);
   }
+  left_.erase(arriving.unit);
   AppendLocked(
       Encode(MoveRecord{.unit = arriving.unit, .stage = MoveStage::kOwn}));
 }
@@ -130,6 +154,8 @@ void Recorder::Left(const std::string& unit,
   std::erase_if(notes_, [&unit](const auto& note) {
     return UnitOfNote(note.first) == unit;
   });
+  // What still runs here for the unit must not leave a note behind.
+  left_.insert(unit);
   AppendLocked(Encode(MoveRecord{.unit = unit, .stage = MoveStage::kLeft}));
 }
 

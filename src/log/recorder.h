@@ -110,7 +110,7 @@ class Recorder {
   void Accept(uint64_t work, AdapterKey key, std::string bytes)
       ABSL_LOCKS_EXCLUDED(mu_);
   // Records a note (NoteRecord). Does nothing before Start and after Stop, and
-  // for a held unit's note: then PutNote returns false.
+  // for a note of a unit that is held or has left: then PutNote returns false.
   bool PutNote(const std::string& name,
                std::shared_ptr<const std::string> value)
       ABSL_LOCKS_EXCLUDED(mu_);
@@ -127,6 +127,7 @@ class Recorder {
   // Returns the notes of a unit.
   std::vector<NoteRecord> NotesOf(const std::string& unit) const
       ABSL_LOCKS_EXCLUDED(mu_);
+  bool HasNotes(const std::string& unit) const ABSL_LOCKS_EXCLUDED(mu_);
   // Returns a unit that has notes; empty if there is none.
   std::string UnitWithNotes() const ABSL_LOCKS_EXCLUDED(mu_);
 
@@ -157,6 +158,10 @@ class Recorder {
   // Appends an encoded record.
   void Append(std::string bytes) ABSL_LOCKS_EXCLUDED(mu_);
   void AppendLocked(std::string bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Calls visit(name, value) for each note of the unit until it returns false.
+  template <typename Visit>
+  void VisitNotes(const std::string& unit, const Visit& visit) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   bool records() const { return recording() && replaying_ == 0; }
 
   std::unique_ptr<LogWriter> owned_;
@@ -172,6 +177,8 @@ class Recorder {
   ReplayCost before_snapshot_ ABSL_GUARDED_BY(mu_);
   Notes notes_ ABSL_GUARDED_BY(mu_);
   std::set<std::string> held_ ABSL_GUARDED_BY(mu_);  // Units of HoldNotes.
+  // Units that have left, and not come back.
+  std::set<std::string> left_ ABSL_GUARDED_BY(mu_);
   // Maps an image file to whether a record names it already.
   std::map<std::string, bool> images_ ABSL_GUARDED_BY(mu_);
 };

@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "src/base/tokens.h"
 
@@ -11,6 +12,7 @@ namespace weft {
 namespace {
 
 constexpr size_t kSessionLength = 32;
+constexpr absl::string_view kNotes = "tinker/";
 constexpr absl::string_view kSessionNotes[] = {"session", "model", "sampler",
                                                "making", "loss"};
 
@@ -26,7 +28,7 @@ std::string UnitOf(absl::string_view adapter_id) {
 }
 
 std::string UnitOfNote(absl::string_view name) {
-  if (!absl::ConsumePrefix(&name, "tinker/")) return "";
+  if (!absl::ConsumePrefix(&name, kNotes)) return "";
   const size_t slash = name.find('/');
   if (slash == absl::string_view::npos ||
       std::ranges::count(kSessionNotes, name.substr(0, slash)) == 0) {
@@ -35,6 +37,14 @@ std::string UnitOfNote(absl::string_view name) {
   const absl::string_view id = name.substr(slash + 1);
   const absl::string_view session = id.substr(0, id.find(':'));
   return session.size() == kSessionLength ? std::string(session) : "";
+}
+
+std::vector<std::string> NotePrefixesOf(absl::string_view unit) {
+  std::vector<std::string> prefixes;
+  for (const absl::string_view kind : kSessionNotes) {
+    prefixes.push_back(absl::StrCat(kNotes, kind, "/", unit));
+  }
+  return prefixes;
 }
 
 }  // namespace weft

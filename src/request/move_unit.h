@@ -8,6 +8,7 @@
 #define WEFT_SRC_REQUEST_MOVE_UNIT_H_
 
 #include <string>
+#include <vector>
 
 #include "absl/strings/string_view.h"
 
@@ -22,6 +23,10 @@ std::string UnitOf(absl::string_view adapter_id);
 // before ":", if KIND is session, model, sampler, making or loss. Empty for
 // notes that stay where they are.
 std::string UnitOfNote(absl::string_view name);
+
+// Returns what the names of a unit's notes begin with. Others may begin so,
+// too.
+std::vector<std::string> NotePrefixesOf(absl::string_view unit);
 
 }  // namespace weft
 

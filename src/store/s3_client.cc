@@ -163,8 +163,9 @@ absl::StatusOr<S3Answer> S3Client::Attempt(
       .signature = &signature,
       .max_answer_bytes = request.max_answer_bytes,
       .silence_limit = patience,
-      .limit = patience + TimeOf(std::max(TotalBytes(request.body),
-                                          request.max_answer_bytes)),
+      .limit = patience +
+               TimeOf(request.at_once * std::max(TotalBytes(request.body),
+                                                 request.max_answer_bytes)),
       .max_upload_bytes_per_second = options_.max_upload_bytes_per_second};
   http.headers.push_back("x-amz-content-sha256: UNSIGNED-PAYLOAD");
   if (sum) http.headers.push_back(*sum);

@@ -47,6 +47,7 @@ struct S3Request {
   std::vector<std::string> headers;
   std::vector<std::string_view> body;
   uint64_t max_answer_bytes = 64 << 10;
+  size_t at_once = 1;  // So many of such a size share the network.
 };
 
 struct S3Answer {

@@ -155,26 +155,35 @@ absl::StatusOr<size_t> S3Store::GetRange(const std::string& key,
     const size_t first = i * kRangeBytes;
     const size_t count = std::min(kRangeBytes, bytes.size() - first);
     absl::StatusOr<Range> part =
-        GetPart(key, offset + first, bytes.subspan(first, count));
+        GetPart(key, offset + first, bytes.subspan(first, count),
+                std::min(num_parts, kPartsAtOnce));
     if (part.ok()) parts[i] = *part;
     return part.status();
   }));
   *size = parts.front().object_size;
+  const size_t wanted =
+      std::min<uint64_t>(bytes.size(), *size - std::min(*size, offset));
   size_t read = 0;
   for (const Range& part : parts) read += part.read;
+  if (read != wanted) {
+    return absl::InternalError(absl::StrCat(
+        NameOf(key), ": ", read, " bytes came of a range of ", wanted));
+  }
   return read;
 }
 
 absl::StatusOr<S3Store::Range> S3Store::GetPart(const std::string& key,
                                                 uint64_t offset,
-                                                std::span<char> bytes) {
+                                                std::span<char> bytes,
+                                                size_t at_once) {
   const S3Request request = {
       .operation = StoreOperation::kGet,
       .method = "GET",
       .key = key,
       .headers = {absl::StrCat("range: bytes=", offset, "-",
                                offset + bytes.size() - 1)},
-      .max_answer_bytes = AnswerBytes(bytes.size())};
+      .max_answer_bytes = AnswerBytes(bytes.size()),
+      .at_once = at_once};
   WEFT_ASSIGN_OR_RETURN(const S3Answer answer, client_.Send(request));
   if (answer.http.status == 404) return Missing(NameOf(key));
   if (answer.http.status == 416) {  // The object ends before.
@@ -294,7 +303,8 @@ absl::StatusOr<std::string> S3Store::UploadParts(
         .method = "PUT",
         .key = key,
         .query = {{"partNumber", absl::StrCat(i + 1)}, {"uploadId", upload}},
-        .body = Slice(pieces, i * part_bytes, part_bytes)};
+        .body = Slice(pieces, i * part_bytes, part_bytes),
+        .at_once = std::min(etags.size(), kPartsAtOnce)};
     WEFT_ASSIGN_OR_RETURN(const S3Answer answer, client_.Send(part));
     if (!answer.ok()) return client_.Unexpected(part, answer);
     etags[i] = answer.http.Header("etag");

@@ -42,9 +42,9 @@ class S3Store final : public ObjectStore {
     size_t read = 0;
     uint64_t object_size = 0;
   };
-  // Does what GetRange does, with one request.
+  // Does what GetRange does, with one request of `at_once` that run.
   absl::StatusOr<Range> GetPart(const std::string& key, uint64_t offset,
-                                std::span<char> bytes);
+                                std::span<char> bytes, size_t at_once);
   // Returns the bytes of the object. Errors: NOT_FOUND.
   absl::StatusOr<uint64_t> SizeOf(const std::string& key);
 

@@ -5,6 +5,8 @@ those that a daemon without an edge draws."""
 from __future__ import annotations
 
 import argparse
+import itertools
+import os
 import statistics
 import subprocess
 import sys
@@ -98,8 +100,9 @@ class Pair:
         self._options = options
         admin = weft.Security(token=doors.tokens.add("ops", "ops", "admin"))
         self._sites = [doors.add(name) for name in ("a", "b")]
-        for core, site in enumerate(self._sites):
-            pin(site, core)
+        cores = itertools.cycle(sorted(os.sched_getaffinity(0)))
+        for site in self._sites:
+            pin(site, next(cores))
         self._admins = [
             weft.Client(site.member.address, security=admin, timeout=LIMIT_SECONDS)
             for site in self._sites

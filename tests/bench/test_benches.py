@@ -130,7 +130,8 @@ def test_rollouts(capsys: Any) -> None:
     size = ("--calls", "8", "--clients", "8", "--samples", "2", "--tokens", "16")
     result = quick("rollouts", capsys, *size)
     assert all(entry["value"] > 0 for entry in result["ratio"].values())
-    assert 0 < result["ours"]["drawn by the second of both"] < 1
+    # So few calls may go to one of them.
+    assert 0 <= result["ours"]["drawn by the second of both"] <= 1
 
 
 def test_int8_error(capsys: Any, tiny: tuple[str, str]) -> None:

@@ -26,9 +26,15 @@ void AddTo(v1::ListAdaptersResponse& list, const std::string& id,
 LogLoad Load(int log, size_t num_adapters) {
   LogLoad load = {.log = log, .num_adapters = num_adapters};
   for (size_t i = 0; i < num_adapters; ++i) {
-    load.movable.push_back(absl::StrCat(log, "-", i));
+    load.movable.push_back({.adapter_id = absl::StrCat(log, "-", i)});
   }
   return load;
+}
+
+std::vector<std::string> Names(const LogLoad& load) {
+  std::vector<std::string> names;
+  for (const MovableUnit& unit : load.movable) names.push_back(unit.adapter_id);
+  return names;
 }
 
 // Makes all moves, and returns how many adapters each log has in the end.
@@ -56,7 +62,40 @@ TEST(BalanceTest, TheLongestUnusedLeavesFirst) {
   EXPECT_EQ(move->adapter_id, "idle");
   EXPECT_EQ(logs[move->from].log, 3);
   EXPECT_EQ(logs[move->to].log, 4);
-  EXPECT_THAT(logs[0].movable, ElementsAre("trains", "rests"));
+  EXPECT_THAT(Names(logs[0]), ElementsAre("trains", "rests"));
+}
+
+TEST(BalanceTest, ASessionMovesWholeAndOnlyIfThatHelps) {
+  const std::string big(32, 'b');
+  const std::string small(32, 's');
+  const auto list_of = [&](int num_single) {
+    v1::ListAdaptersResponse list;
+    for (int i = 0; i < 4; ++i) {
+      AddTo(list, absl::StrCat(big, ".train.", i), 1, v1::DURABILITY_STEP);
+    }
+    AddTo(list, small + ".train.0", 9, v1::DURABILITY_STEP);
+    AddTo(list, "t~" + small + ".train.1", 2, v1::DURABILITY_STEP);
+    for (int i = 0; i < num_single; ++i) {
+      AddTo(list, absl::StrCat("a", i), 20, v1::DURABILITY_STEP);
+    }
+    return list;
+  };
+  // All of a session count, by the use of the latest.
+  const LogLoad load = LoadOf(0, list_of(1));
+  EXPECT_EQ(load.num_adapters, 7);
+  EXPECT_THAT(Names(load), ElementsAre("a0", "t~" + small + ".train.1",
+                                       absl::StrCat(big, ".train.3")));
+  // Four would be as many as remain here are too few.
+  std::vector<LogLoad> logs = {LoadOf(0, list_of(0)), Load(1, 2)};
+  auto move = NextMove(logs);
+  ASSERT_TRUE(move);
+  EXPECT_EQ(move->adapter_id, "t~" + small + ".train.1");
+  logs = {LoadOf(0, list_of(0)), Load(1, 0)};
+  move = NextMove(logs);
+  ASSERT_TRUE(move);
+  EXPECT_EQ(move->adapter_id, big + ".train.3");
+  logs = {LoadOf(0, list_of(0)), Load(1, 4)};
+  EXPECT_EQ(NextMove(logs), std::nullopt);
 }
 
 TEST(BalanceTest, LogsThatDifferLittleStay) {

@@ -115,12 +115,12 @@ def make_more(member: Member) -> None:
 def test_the_move_under_way_ends_by_itself(fleet: Fleet, seaweedfs: Store) -> None:
     members = serving(fleet, 2)
     idle = make(members[0], IDLE)
-    command = [str(WEFTCTL), "fleet", "balance", fleet.url, "--rate", "100"]
+    command = [str(WEFTCTL), "fleet", "balance", fleet.url, "--rate", "2"]
     with subprocess.Popen(
         command, env=seaweedfs.environment(), stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
-        # The next one is under way.
+        # The next one begins soon.
         assert process.stderr.readline().startswith("moved ")
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)

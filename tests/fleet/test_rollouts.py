@@ -21,6 +21,7 @@ pytestmark = pytest.mark.skipif(
 
 SAMPLE = "/weft.v1.SamplingService/Sample"
 CALLS = 60
+BURSTS = 4  # So that a kill comes while some run.
 TOKENS = 64
 QUEUED = "weft_sample_queued_tokens"
 
@@ -116,10 +117,10 @@ def test_calls_to_a_daemon_that_dies_are_repeated(
     with doors.client(three[0], doors.alice, timeout=120) as client:
         warm_up(client, three)
         with ThreadPoolExecutor(1) as pool:
-            calls = pool.submit(at_once, client)
+            calls = pool.submit(lambda: [at_once(client) for _ in range(BURSTS)])
             daemon_module.wait_until(lambda: three[2].member.value(QUEUED) > 0)
             three[2].member.kill()
-            assert calls.result() == drawn
+            assert calls.result() == [drawn] * BURSTS
         failed = [line for line in three[0].lines(SAMPLE) if '_status":"14"' in line]
         print(f"{len(failed)} calls failed and were repeated")
         assert failed

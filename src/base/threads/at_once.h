@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <future>
+#include <system_error>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -29,10 +30,14 @@ absl::Status RunAtOnce(size_t count, size_t most, const Work& work) {
   };
   std::vector<std::future<void>> others;
   for (size_t i = 1; i < std::min(count, most); ++i) {
-    others.push_back(std::async(std::launch::async, run));
+    try {
+      others.push_back(std::async(std::launch::async, run));
+    } catch (const std::system_error&) {
+      break;  // The system gives no more threads, and fewer do all the work.
+    }
   }
   run();
-  for (const std::future<void>& other : others) other.wait();
+  for (std::future<void>& other : others) other.get();
   const auto error = std::ranges::find_if_not(ends, &absl::Status::ok);
   return error == ends.end() ? absl::OkStatus() : *error;
 }

@@ -103,7 +103,7 @@ void AdapterManager::FreeName(const std::string& adapter_id) const {
                         .CheckReady(adapter_id)
                         .ok() ||
                    !context_.dispatcher.recovery().AdaptersOf(unit).empty() ||
-                   !context_.recorder.NotesOf(unit).empty();
+                   context_.recorder.HasNotes(unit);
           });
       if (freed.ok()) return;
       // The name stays this log's, which may use it again.

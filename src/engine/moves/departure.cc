@@ -53,7 +53,7 @@ absl::StatusOr<std::map<std::string, std::string>> Departure::Check(
     }
     tenants.emplace(info.adapter_id, info.tenant);
   }
-  if (tenants.empty() && context.recorder.NotesOf(unit).empty()) {
+  if (tenants.empty() && !context.recorder.HasNotes(unit)) {
     return dispatch::NoSuchAdapter(unit);
   }
   return tenants;
@@ -142,7 +142,10 @@ void Departure::SetKeys() {
 
 void Departure::WaitForQuiet(absl::Time begin) {
   dispatch::RecoveryDesk& desk = parts_.context().dispatcher.recovery();
-  if (desk.IsQuiet(move_->unit)) return ReadEntry();
+  // An adapter with a claim may be made later.
+  if (desk.IsQuiet(move_->unit) && !parts_.directory().HasClaim(move_->unit)) {
+    return ReadEntry();
+  }
   const absl::Duration waited = SteadyNow() - begin;
   if (waited >= kWorkTime) {
     return End(absl::UnavailableError(absl::StrCat(
@@ -164,10 +167,16 @@ void Departure::ReadEntry() {
        to = move_->leaving.to]() -> absl::StatusOr<std::string> {
         directory::Directory& directory = parts_.directory();
         WEFT_RETURN_IF_ERROR(directory.CheckOwned(to));
-        // A session has none before it has a model.
-        WEFT_RETURN_IF_ERROR(directory.Restore({unit}));
+        absl::StatusOr<directory::Directory::Entry> found =
+            directory.Read(unit);
+        if (absl::IsNotFound(found.status())) {
+          // A session has none before it has a model.
+          WEFT_RETURN_IF_ERROR(directory.Claim(unit));
+          directory.EndClaim(unit);
+          found = directory.Read(unit);
+        }
         WEFT_ASSIGN_OR_RETURN(const directory::Directory::Entry entry,
-                              directory.Read(unit));
+                              std::move(found));
         if (entry.log == directory.own()) return entry.version();
         return absl::FailedPreconditionError(
             absl::StrCat("adapter_id: the directory says that '", unit,

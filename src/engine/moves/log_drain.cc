@@ -11,6 +11,8 @@ namespace {
 
 // After an error that time may mend.
 constexpr absl::Duration kPause = absl::Seconds(1);
+// A unit that does not leave in so many tries ends the drain.
+constexpr int kMostTries = 10;
 
 }  // namespace
 
@@ -62,9 +64,12 @@ void LogDrain::Send(const std::string& unit, const std::vector<int>& logs) {
       [this, unit](const absl::StatusOr<bool>& moved) {
         if (moved.ok() || absl::IsNotFound(moved.status())) {
           moving_ = false;
+          num_failed_ = 0;
           return;
         }
-        if (!absl::IsFailedPrecondition(moved.status())) {
+        const bool never = absl::IsFailedPrecondition(moved.status()) ||
+                           absl::IsResourceExhausted(moved.status());
+        if (!never && ++num_failed_ < kMostTries) {
           return parts_.After(kPause, [this] { moving_ = false; });
         }
         moving_ = false;
@@ -76,6 +81,7 @@ void LogDrain::Send(const std::string& unit, const std::vector<int>& logs) {
 void LogDrain::End(const absl::StatusOr<bool>& result) {
   if (!result.ok() && phase_ == Phase::kMoves) {
     phase_ = Phase::kOff;
+    num_failed_ = 0;
     parts_.manager().SendNewElsewhere(false);
   }
   for (const Callback<bool>& done : std::exchange(waiters_, {})) done(result);

@@ -4,6 +4,7 @@
 #ifndef WEFT_SRC_ENGINE_MOVES_LOG_DRAIN_H_
 #define WEFT_SRC_ENGINE_MOVES_LOG_DRAIN_H_
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -33,6 +34,8 @@ class LogDrain {
   void GoOn();
   // Returns whether the log is to stay without adapters.
   bool succeeded() const { return phase_ == Phase::kEmpty; }
+  // Returns whether the drain has begun and did not fail. Threads: any.
+  bool empties() const { return phase_ != Phase::kOff; }
   // Gives all callers the error. Call it after the last GoOn.
   void Close(const absl::Status& status) { End(status); }
 
@@ -47,9 +50,10 @@ class LogDrain {
 
   MoveParts& parts_;
   Departure& departure_;
-  Phase phase_ = Phase::kOff;
+  std::atomic<Phase> phase_{Phase::kOff};
   bool moving_ = false;
   size_t num_sent_ = 0;
+  int num_failed_ = 0;  // In a row.
   std::vector<Callback<bool>> waiters_;
 };
 

@@ -39,6 +39,9 @@ class Moves {
   void DrainLog(bool is_replayed, const Callback<bool>& done);
   // Returns whether the log is to stay without adapters.
   bool drained() const { return drain_.succeeded(); }
+  // Returns whether DrainLog has begun and did not fail, so that nothing new
+  // is to begin here. Any thread may call it.
+  bool empties() const { return drain_.empties(); }
   // Ends the moves of an earlier process. Without other logs there are none
   // (copy_state.h). Call it before GoOn.
   void Resume(OpenMoves moves);

@@ -99,6 +99,8 @@ void Members::Look() {
   for (int i = 1; i <= std::min(num_logs_ - 1, kMostOthers); ++i) {
     const LogKeys keys = {.log = (own_ + i) % num_logs_};
     const absl::StatusOr<SeenManifest> seen = LookAtManifest(store_, keys);
+    // At an end that may not wait, and if none would answer, the rest is left.
+    if (stopped_ || store::IsAway(seen.status())) break;
     if (!seen.ok()) continue;
     MutexLock lock(&mu_);
     choice_.See(keys.Manifest(),

@@ -13,6 +13,7 @@
 #ifndef WEFT_SRC_LOG_BUCKET_MEMBERS_H_
 #define WEFT_SRC_LOG_BUCKET_MEMBERS_H_
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -91,7 +92,10 @@ class Members {
   std::string Choose() ABSL_LOCKS_EXCLUDED(mu_);
 
   // Ends the thread.
-  void Stop() { looks_.Discard(); }
+  void Stop() {
+    stopped_ = true;
+    looks_.Discard();
+  }
 
  private:
   void Look() ABSL_LOCKS_EXCLUDED(mu_);
@@ -107,6 +111,7 @@ class Members {
   std::mt19937 lots_ ABSL_GUARDED_BY(mu_){std::random_device()()};
   absl::Time next_look_ ABSL_GUARDED_BY(mu_) = absl::InfinitePast();
   bool looking_ ABSL_GUARDED_BY(mu_) = false;
+  std::atomic<bool> stopped_{false};
   Worker looks_;  // Ends before what it uses.
 };
 

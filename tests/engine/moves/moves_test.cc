@@ -603,6 +603,9 @@ TEST_F(SessionMoveTest, ItsNotesDoNotChangeOnTheWay) {
   ASSERT_THAT(moved.get(), IsOk());
   EXPECT_TRUE(WaitUntilWhole());
   WaitUntil([&] { return one_.Put(sampler, "x").ok(); });
+  // What ends late at the other one leaves nothing there.
+  EXPECT_EQ(ReasonOf(zero_.Put(sampler, "y")), "ADAPTER_RECOVERING");
+  EXPECT_TRUE(zero_.engine().NotesWith("tinker/sampler/").empty());
 }
 
 TEST_F(SessionMoveTest, AReceiverWithoutRoomForAllRefusesAll) {

@@ -304,6 +304,23 @@ TEST_F(MovedSessionTest, AModelThatWasBeingMadeIsMadeThere) {
       Eventually([&] { return engine_->NotesWith("tinker/making/").empty(); }));
 }
 
+TEST_F(MovedSessionTest,
+       WhatHappenedElsewhereIsKnownThoughNobodyAskedMeanwhile) {
+  StartLog(0);
+  const std::string session = NewSession();
+  NewSampler(session);
+  Leave();
+  std::erase_if(notes_, [](const auto& note) {
+    return note.first.starts_with("tinker/sampler/");
+  });
+  Come();
+  Ask("POST", "session_heartbeat", {{"session_id", session}});
+  OnFront([](Front& front) {
+    EXPECT_EQ(front.sessions.size(), 1u);
+    EXPECT_EQ(front.samplers.size(), 0u);
+  });
+}
+
 // Nobody asks for it, but it ends in its time.
 TEST_F(MovedSessionTest, ASweepFindsItToo) {
   StartLog(0);
